@@ -1,0 +1,112 @@
+"""Every error this package raises on purpose.
+
+BreezeError
+├── PeerError            the other side of a connection broke the rules
+├── BadRequest           a caller asked for something that cannot be done as asked
+│   ├── BadText          empty, too long, or not text
+│   ├── BadSampling      a sampling value is not finite or out of range
+│   └── UnknownVoice     no such voice
+├── Overloaded           no room for one more stream now; try again later
+├── EngineClosed         the engine has stopped, or died and is starting again
+├── StepFailed           a stage raised while it computed a stream
+├── CheckpointError      weights are missing, truncated or of another model
+└── MissingExtra         an optional dependency is not installed
+
+An error holds facts and makes its sentence in `__str__`; each sentence says what to do next where there is something to do.
+"""
+
+from __future__ import annotations
+
+
+class BreezeError(Exception):
+    """The root of the tree."""
+
+
+class PeerError(BreezeError):
+    """The other side sent something that breaks the protocol."""
+
+    def __init__(self, code: str, detail: str, fix: str = "") -> None:
+        super().__init__(code, detail, fix)
+        self.code = code
+        self.detail = detail
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.detail}. {self.fix}" if self.fix else self.detail
+
+
+class BadRequest(BreezeError):
+    """What was asked cannot be done as asked."""
+
+
+class BadText(BadRequest):
+    """The text cannot be spoken."""
+
+
+class BadSampling(BadRequest):
+    """A sampling value is not finite or lies outside its range."""
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        super().__init__(name, value, allowed)
+        self.name = name
+        self.value = value
+        self.allowed = allowed
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value!r} is out of range; it must be {self.allowed}"
+
+
+class UnknownVoice(BadRequest):
+    """There is no voice of that name."""
+
+    def __init__(self, voice: str, known: tuple[str, ...]) -> None:
+        super().__init__(voice, known)
+        self.voice = voice
+        self.known = known
+
+    def __str__(self) -> str:
+        return f"no voice is called {self.voice!r}; this model has {', '.join(self.known)}"
+
+
+class Overloaded(BreezeError):
+    """There is no room for one more stream now."""
+
+    def __init__(self, detail: str, retry_after_s: float) -> None:
+        super().__init__(detail, retry_after_s)
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return f"{self.detail}; try again in {self.retry_after_s:g} s"
+
+
+class EngineClosed(BreezeError):
+    """The engine is not running."""
+
+
+class StepFailed(BreezeError):
+    """A stage raised while it computed this stream; other streams go on."""
+
+    def __init__(self, stage: str, cause: str) -> None:
+        super().__init__(stage, cause)
+        self.stage = stage
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"the {self.stage} stage failed: {self.cause}"
+
+
+class CheckpointError(BreezeError):
+    """A checkpoint is missing, truncated, or of another model."""
+
+
+class MissingExtra(BreezeError):
+    """An optional part is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(what, extra)
+        self.what = what
+        self.extra = extra
+
+    def __str__(self) -> str:
+        return f"{self.what} needs an optional part: pip install 'breeze_rtc[{self.extra}]'"
