@@ -78,7 +78,8 @@ def under_time(modules: set[str]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "line", ["from breeze_rtc import transport", "from ..transport import playout", "import breeze_rtc.transport.webrtc"]
+    "line",
+    ["from breeze_rtc import transport", "from ..transport import playout", "import breeze_rtc.transport.webrtc"],
 )
 def test_every_spelling_of_a_wrong_import_is_found(line: str) -> None:
     """Absolute, relative and dotted imports inside a function are all seen."""
