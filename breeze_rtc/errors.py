@@ -103,10 +103,12 @@ class CheckpointError(BreezeError):
 class MissingExtra(BreezeError):
     """An optional part is not installed."""
 
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(what, extra)
+    def __init__(self, what: str, extra: str, then: str = "") -> None:
+        super().__init__(what, extra, then)
         self.what = what
         self.extra = extra
+        self.then = then
 
     def __str__(self) -> str:
-        return f"{self.what} needs an optional part: pip install 'breeze_rtc[{self.extra}]'"
+        commands = f"pip install 'breeze_rtc[{self.extra}]'" + (f" && {self.then}" if self.then else "")
+        return f"{self.what} needs an optional part: {commands}"
