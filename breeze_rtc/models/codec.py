@@ -1,0 +1,380 @@
+"""The codec decoder: frames of codes -> samples, in any number of pieces.
+
+The trunk (residual codebooks, causal convolution, sliding-window transformer, upsampling) is that of the 12.5 Hz codec of
+Qwen3-TTS; what follows it is `snake` (that codec's transposed convolutions, Breeze TTS 2) or `source_filter` (features for
+our own head, nano).  Everything is causal: T frames give T * frame_samples samples at once and nothing is left to flush.
+
+Arrays are channels last, (B, T, C), and a convolution is one matrix product over the taps laid side by side.  That keeps a
+sample independent of how many frames and rows were computed with it: on CPU the result does not depend on the chunking,
+bit for bit, where a library convolution picks its algorithm, and so its rounding, by shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from breeze_rtc.models.attention import Block, BlockConfig, RMSNorm, Rope, RopeConfig, band_mask
+
+if TYPE_CHECKING:
+    from breeze_rtc.models.source_filter import SourceFilterHead
+
+SNAKE_KERNEL = 7
+SNAKE_DILATIONS = (1, 3, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class CodecConfig:
+    codebooks: int
+    codes: int
+    """Entries per codebook."""
+    code_dim: int
+    """Width of a codebook entry."""
+    mixed: int
+    """Width after the two output projections of the quantiser."""
+    latent: int
+    """Width of the trunk outside its transformer."""
+    block: BlockConfig
+    layers: int
+    rope: RopeConfig
+    window: int
+    """A frame sees itself and the `window - 1` frames before it."""
+    upsample: tuple[int, ...]
+    """Factors of the trunk's transposed convolutions, each followed by a ConvNeXt block."""
+    expansion: int
+    """ConvNeXt: width of its inner layer, times `latent`."""
+    head: Literal["snake", "source_filter"]
+    sample_rate: int
+    frame_samples: int
+    layer_scale: float = 0.01
+    """What the residual branches' scales start at in training."""
+    decoder: int = 0
+    """snake: width of its first layer; each stage halves it."""
+    rates: tuple[int, ...] = ()
+    """snake: factors of its stages."""
+    features: int = 0
+    """source_filter: features per step of `frame_samples / prod(upsample)` samples."""
+
+    def __post_init__(self) -> None:
+        steps = 1
+        for factor in self.upsample + self.rates:
+            steps *= factor
+        assert self.head == "source_filter" or steps == self.frame_samples, "the factors must make a frame's samples"
+
+    @property
+    def steps(self) -> int:
+        """Feature steps per frame, at the trunk's output."""
+        steps = 1
+        for factor in self.upsample:
+            steps *= factor
+        return steps
+
+
+@dataclass(slots=True)
+class Tape:
+    """The state of the rows of one call: pieces of one flat tensor, handed out in the order the layers ask.
+
+    A layer takes its history with `next`, computes, and writes its new history into the same view.
+    """
+
+    flat: Tensor
+    """(B, state size); zeros are the state before the first frame."""
+    frames: Tensor
+    """(B,) int64 frames decoded before this call."""
+    offset: int = 0
+
+    def next(self, *shape: int) -> Tensor:
+        """The next piece as (B, *shape), a view."""
+        size = 1
+        for n in shape:
+            size *= n
+        view = self.flat[:, self.offset : self.offset + size].view(-1, *shape)
+        self.offset += size
+        return view
+
+
+def causal(x: Tensor, past: int, tape: Tape | None) -> Tensor:
+    """x (B, T, C) behind the `past` steps that came before it: (B, past + T, C).  Zeros stand before the start."""
+    if not past:
+        return x
+    if tape is None:
+        return F.pad(x, (0, 0, past, 0))
+    history = tape.next(past, x.shape[2])
+    x = torch.cat((history, x), 1)
+    history.copy_(x[:, -past:])
+    return x
+
+
+class CausalConv(nn.Module):
+    """Convolution that looks back only: output t reads inputs t - (kernel - 1) * dilation ... t."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, *, dilation: int = 1) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.dilation = dilation
+        self.weight = nn.Parameter(torch.empty(outputs, kernel * inputs))
+        """(outputs, kernel * inputs), taps outermost, oldest first."""
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        nn.init.kaiming_uniform_(self.weight, a=5**0.5)
+
+    def forward(self, x: Tensor, tape: Tape | None = None) -> Tensor:
+        """(B, T, inputs) -> (B, T, outputs)."""
+        T = x.shape[1]
+        d = self.dilation
+        x = causal(x, (self.kernel - 1) * d, tape)
+        if self.kernel > 1:
+            x = torch.cat([x[:, tap * d : tap * d + T] for tap in range(self.kernel)], -1)
+        return F.linear(x, self.weight, self.bias)
+
+
+class CausalDepthwise(nn.Module):
+    """Each channel convolved by itself, looking back only."""
+
+    def __init__(self, channels: int, kernel: int) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.weight = nn.Parameter(torch.empty(kernel, channels).uniform_(-1, 1) * kernel**-0.5)
+        """(kernel, channels), oldest tap first."""
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor, tape: Tape | None = None) -> Tensor:
+        """(B, T, channels) -> the same shape."""
+        T = x.shape[1]
+        x = causal(x, self.kernel - 1, tape)
+        out = self.bias.expand(x.shape[0], T, -1)
+        for tap in range(self.kernel):
+            out = torch.addcmul(out, x[:, tap : tap + T], self.weight[tap])
+        return out
+
+
+class CausalUpsample(nn.Module):
+    """Transposed convolution whose last kernel - stride outputs are dropped.
+
+    kernel is stride or twice stride; in the second case an output step also reads the input step before its own.
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, stride: int, overlap: bool) -> None:
+        super().__init__()
+        self.stride = stride
+        self.outputs = outputs
+        self.overlap = overlap
+        taps = 2 if overlap else 1
+        self.weight = nn.Parameter(torch.empty(stride * outputs, taps * inputs))
+        """(stride * outputs, taps * inputs): rows by output phase, then channel; columns previous step, then current."""
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        nn.init.kaiming_uniform_(self.weight, a=5**0.5)
+
+    def forward(self, x: Tensor, tape: Tape | None = None) -> Tensor:
+        """(B, T, inputs) -> (B, T * stride, outputs)."""
+        B, T, _ = x.shape
+        if self.overlap:
+            x = causal(x, 1, tape)
+            x = torch.cat((x[:, :-1], x[:, 1:]), -1)
+        return F.linear(x, self.weight).view(B, T * self.stride, self.outputs) + self.bias
+
+
+class ConvNeXt(nn.Module):
+    """Depthwise convolution, LayerNorm, two linears with GELU between, scaled and added to the input."""
+
+    def __init__(self, channels: int, expansion: int, layer_scale: float) -> None:
+        super().__init__()
+        self.depthwise = CausalDepthwise(channels, 7)
+        self.norm = nn.LayerNorm(channels, eps=1e-6)
+        self.expand = nn.Linear(channels, channels * expansion)
+        self.shrink = nn.Linear(channels * expansion, channels)
+        self.scale = nn.Parameter(torch.full((channels,), layer_scale))
+
+    def forward(self, x: Tensor, tape: Tape | None = None) -> Tensor:
+        """(B, T, channels) -> the same shape."""
+        branch = self.shrink(F.gelu(self.expand(self.norm(self.depthwise(x, tape)))))
+        return torch.addcmul(x, branch, self.scale)
+
+
+class Snake(nn.Module):
+    """x + sin^2(x e^alpha) / (e^beta + 1e-9), per channel (SnakeBeta)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.zeros(channels))
+        self.beta = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (x * self.alpha.exp()).sin().square() * (self.beta.exp() + 1e-9).reciprocal()
+
+
+class SnakeUnit(nn.Module):
+    """x + conv1(snake(conv7(snake(x)))), the first convolution dilated."""
+
+    def __init__(self, channels: int, dilation: int) -> None:
+        super().__init__()
+        self.first_snake = Snake(channels)
+        self.first = CausalConv(channels, channels, SNAKE_KERNEL, dilation=dilation)
+        self.second_snake = Snake(channels)
+        self.second = CausalConv(channels, channels, 1)
+
+    def forward(self, x: Tensor, tape: Tape | None = None) -> Tensor:
+        return x + self.second(self.second_snake(self.first(self.first_snake(x), tape)))
+
+
+class SnakeStage(nn.Module):
+    """Snake, transposed convolution, three residual units."""
+
+    def __init__(self, inputs: int, outputs: int, rate: int) -> None:
+        super().__init__()
+        self.snake = Snake(inputs)
+        self.upsample = CausalUpsample(inputs, outputs, stride=rate, overlap=True)
+        self.units = nn.ModuleList(SnakeUnit(outputs, dilation) for dilation in SNAKE_DILATIONS)
+
+    def forward(self, x: Tensor, tape: Tape | None = None) -> Tensor:
+        x = self.upsample(self.snake(x), tape)
+        for unit in self.units:
+            x = unit(x, tape)
+        return x
+
+
+class SnakeHead(nn.Module):
+    """Trunk output -> samples in [-1, 1]."""
+
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        self.first = CausalConv(config.latent, config.decoder, SNAKE_KERNEL)
+        widths = [config.decoder >> stage for stage in range(len(config.rates) + 1)]
+        self.stages = nn.ModuleList(
+            SnakeStage(inputs, outputs, rate)
+            for inputs, outputs, rate in zip(widths, widths[1:], config.rates, strict=False)
+        )
+        self.snake = Snake(widths[-1])
+        self.last = CausalConv(widths[-1], 1, SNAKE_KERNEL)
+
+    def forward(self, x: Tensor, tape: Tape | None = None) -> Tensor:
+        """(B, T, latent) -> (B, T * prod(rates))."""
+        x = self.first(x, tape)
+        for stage in self.stages:
+            x = stage(x, tape)
+        return cast(Tensor, self.last(self.snake(x), tape)).squeeze(-1).clamp(-1, 1)
+
+
+@dataclass(slots=True)
+class CodecState:
+    """What the decoder remembers of each stream, one slot each; zeros before the first frame."""
+
+    flat: Tensor
+    """(slots + 1, size): every history of the trunk and the snake head; the last slot is the dummy of padded rows."""
+    frames: Tensor
+    """(slots + 1,) int64 frames decoded so far."""
+    head: object | None
+    """State of the source-filter head, which makes and reads it itself."""
+
+
+class WindowCache:
+    """The last `window - 1` frames of each layer's keys and values, kept on the tape.
+
+    Every query gets a window of its own, of fixed length, so that its sums run over the same columns in the same order
+    however many frames come with it.  (A cache of `window` columns shared by T > 1 frames would be wrong: the first of
+    them would miss the T - 1 oldest keys it may see.)
+    """
+
+    def __init__(self, config: CodecConfig, tape: Tape, frames: int, like: Tensor) -> None:
+        self._config = config
+        self._tape = tape
+        column = torch.arange(config.window, device=like.device)
+        query = torch.arange(frames, device=like.device)
+        # Column j of query t is frame `t + j - (window - 1)` of the call; frames before the first were never filled.
+        before_start = tape.frames[:, None, None] + query[:, None] + column < config.window - 1
+        mask = torch.zeros(before_start.shape, dtype=like.dtype, device=like.device)
+        self._mask = mask.masked_fill_(before_start, float("-inf"))[:, None, :, None]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        block, window = self._config.block, self._config.window
+        past = self._tape.next(2, block.kv_heads, window - 1, block.head_dim)
+        keys = torch.cat((past[:, 0], k), 2)
+        values = torch.cat((past[:, 1], v), 2)
+        past[:, 0].copy_(keys[:, :, -(window - 1) :])
+        past[:, 1].copy_(values[:, :, -(window - 1) :])
+        B, T, heads, D = q.shape
+        q = q.view(B, T, block.kv_heads, heads // block.kv_heads, D).transpose(1, 2)
+        scores = torch.add(self._mask, q @ keys.unfold(2, window, 1), alpha=D**-0.5)
+        seen = scores.softmax(-1) @ values.unfold(2, window, 1).transpose(-1, -2)
+        return seen.transpose(1, 2).reshape(B, T, heads * D)
+
+
+class CodecDecoder(nn.Module):
+    """Codes -> samples.  `features` is the part that nano's training needs: everything before the synthesis."""
+
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        self.config = config
+        c = config
+        self.codebooks = nn.Parameter(torch.randn(c.codebooks, c.codes, c.code_dim) * c.code_dim**-0.5)
+        self.mix_first = nn.Linear(c.code_dim, c.mixed, bias=False)
+        self.mix_rest = nn.Linear(c.code_dim, c.mixed, bias=False)
+        self.before = CausalConv(c.mixed, c.latent, 3)
+        self.enter = nn.Linear(c.latent, c.block.hidden)
+        self.layers = nn.ModuleList(Block(c.block, layer_scale=c.layer_scale) for _ in range(c.layers))
+        self.norm = RMSNorm(c.block.hidden, c.block.eps)
+        self.leave = nn.Linear(c.block.hidden, c.latent)
+        self.rope = Rope(c.block.head_dim, c.rope)
+        self.upsamplers = nn.ModuleList(
+            CausalUpsample(c.latent, c.latent, stride=factor, overlap=False) for factor in c.upsample
+        )
+        self.refiners = nn.ModuleList(ConvNeXt(c.latent, c.expansion, c.layer_scale) for _ in c.upsample)
+        if c.head == "snake":
+            self.snake_head = SnakeHead(c)
+        else:
+            self.to_features = nn.Linear(c.latent, c.features)
+            self._synthesis: SourceFilterHead | None = None
+
+    @property
+    def synthesis(self) -> SourceFilterHead:
+        """The source-filter head; it has no weights, so it is made when sound is first asked for."""
+        if self._synthesis is None:
+            from breeze_rtc.models.source_filter import SourceFilterHead
+
+            self._synthesis = SourceFilterHead()
+        return self._synthesis
+
+    def dequantize(self, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """codes (B, K, T) int64 -> entries of codebook 0, and the sum over the others, each (B, T, code_dim)."""
+        first, *others = (F.embedding(codes[:, k], self.codebooks[k]) for k in range(codes.shape[1]))
+        rest = torch.zeros_like(first)
+        for entries in others:
+            rest = rest + entries
+        return first, rest
+
+    def mix(self, first: Tensor, rest: Tensor) -> Tensor:
+        """What `dequantize` returns -> (B, T, mixed), the trunk's input."""
+        out: Tensor = self.mix_first(first) + self.mix_rest(rest)
+        return out
+
+    def trunk(self, mixed: Tensor, tape: Tape | None = None) -> Tensor:
+        """(B, T, mixed) -> (B, T * steps, latent)."""
+        x = self.before(mixed, tape)
+        T = x.shape[1]
+        positions = torch.arange(T, device=x.device)[None]
+        h = self.enter(x)
+        mask, cache = None, None
+        if tape is None:
+            mask = band_mask(T, self.config.window - 1, 0, h) if self.config.window < T else None
+        else:
+            positions = tape.frames[:, None] + positions
+            cache = WindowCache(self.config, tape, T, h)
+        rope = self.rope(positions, h.dtype)
+        for index, layer in enumerate(self.layers):
+            h = layer(h, rope, mask, is_causal=mask is None, cache=cache, layer=index)
+        x = self.leave(self.norm(h))
+        for upsample, refine in zip(self.upsamplers, self.refiners, strict=True):
+            x = refine(upsample(x), tape)
+        return x
+
+    def features(self, codes: Tensor) -> Tensor:
+        """source_filter only: codes (B, K, T) -> (B, C, T * steps), a whole sequence from its start, no synthesis."""
+        return self.features_of(self.mix(*self.dequantize(codes)))
+
+    def features_of(self, mixed: Tensor, tape: Tape | None = None) -> Tensor:
+        """As `features`, from the output of `mix`, so that gradients may pass the quantiser around."""
+        out: Tensor = self.to_features(self.trunk(mixed, tape)).transpose(1, 2)
+        return out
