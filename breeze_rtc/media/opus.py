@@ -1,0 +1,114 @@
+"""Speech into ready-made Opus packets, and back for whoever listens without a browser.
+
+Packets are made where the speech is made, ahead of time, so that the process that sends them only moves bytes.
+
+Opus delays what it carries by its look-ahead: a decoder that was started with a stream's first packet puts media sample
+`s` out at `s + LOOK_AHEAD_48K / 2` (24 kHz samples).  `SpeechPacket.start_samples` counts what went *in*: packet `k` of
+a stream was made from samples `[480 k, 480 (k + 1))`; whoever turns an RTP position back into a media position takes
+the look-ahead off.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from breeze_rtc.playback import SpeechPacket
+
+RTP_RATE = 48_000
+PACKET_MS = 20
+LOOK_AHEAD_48K = 312
+"""Pre-skip of libopus (RFC 7845 section 4.2) in 48 kHz samples: 6.5 ms."""
+
+SILENCE_PACKET = bytes.fromhex("f8fffe")
+"""20 ms of digital silence, mono: configuration 31 of RFC 6716 section 3.1 (CELT, full band), then the silence flag."""
+
+
+class SpeechEncoder:
+    """Turns one stream's PCM into 20 ms packets, one for every 20 ms that went in.
+
+    Made in about half a millisecond, so each stream has its own and none is ever reset.
+    """
+
+    def __init__(self, sample_rate: int = 24_000, *, bit_rate: int = 32_000, complexity: int = 5) -> None:
+        """Mono at `sample_rate` (8, 12, 16, 24 or 48 kHz).
+
+        Complexity 5 costs a quarter less than 10 (8.0 against 10.5 ms of one core for a second of speech) and speech at
+        32 kb/s does not tell them apart; the core it saves is the one that makes the speech.
+        """
+        self.packet_samples = sample_rate * PACKET_MS // 1000
+        self._look_ahead = LOOK_AHEAD_48K * sample_rate // RTP_RATE
+        # Samples that do not fill a packet yet.
+        self._rest = np.zeros(0, np.int16)
+        # Samples that went into packets so far.
+        self._encoded = 0
+        self._ended = False
+        self._codec = av.CodecContext.create("libopus", "w")
+        self._codec.sample_rate = sample_rate
+        self._codec.layout = "mono"
+        self._codec.format = "s16"
+        self._codec.bit_rate = bit_rate
+        self._codec.time_base = Fraction(1, sample_rate)
+        self._codec.options = {
+            "application": "voip",
+            "frame_duration": str(PACKET_MS),
+            "compression_level": str(complexity),
+        }
+        self._codec.open()
+
+    def encode(self, pcm: NDArray[np.int16]) -> tuple[SpeechPacket, ...]:
+        """Take the next samples (N,) int16; return the packets they complete.  Samples short of a packet are kept."""
+        assert not self._ended, "end() was called"
+        pcm = np.concatenate((self._rest, pcm)) if self._rest.size else pcm
+        whole = pcm.size // self.packet_samples
+        self._rest = pcm[whole * self.packet_samples :].copy()
+        return tuple(self._packet(pcm[k * self.packet_samples : (k + 1) * self.packet_samples]) for k in range(whole))
+
+    def end(self) -> tuple[SpeechPacket, ...]:
+        """No more samples will come: fill up with silence until the last of them leaves a decoder; at most two packets.
+
+        The look-ahead makes the second one: without it a stream that fills its last packet would lose 6.5 ms of sound.
+        A stream of no samples has no packets.
+        """
+        spoken = self._encoded + self._rest.size
+        if self._ended or spoken == 0:
+            self._ended = True
+            return ()
+        packets = -(-(spoken + self._look_ahead) // self.packet_samples)
+        fill = np.zeros(packets * self.packet_samples - spoken, np.int16)
+        last = self.encode(fill)
+        self._ended = True
+        return last
+
+    def _packet(self, samples: NDArray[np.int16]) -> SpeechPacket:
+        frame = av.AudioFrame.from_ndarray(samples[None], format="s16", layout="mono")
+        frame.sample_rate = self._codec.sample_rate
+        frame.pts = self._encoded
+        frame.time_base = self._codec.time_base
+        packets = self._codec.encode(frame)
+        # A frame of exactly the codec's size never waits in libopus's wrapper; two here, or none, would shift every
+        # position after it.
+        assert len(packets) == 1, f"{len(packets)} packets of one frame"
+        start_samples, self._encoded = self._encoded, self._encoded + samples.size
+        return SpeechPacket(start_samples, bytes(packets[0]))
+
+
+class SpeechDecoder:
+    """Opus packets back into 48 kHz mono PCM: for listeners that are Python, and for tests."""
+
+    def __init__(self) -> None:
+        self._codec = av.CodecContext.create("libopus", "r")
+        self._codec.sample_rate = RTP_RATE
+        self._codec.layout = "mono"
+        self._codec.open()
+
+    def decode(self, payload: bytes) -> NDArray[np.int16]:
+        """One packet -> (N,) int16 at 48 kHz.  Raises `av.error.InvalidDataError` where it is no Opus packet."""
+        frames = self._codec.decode(av.Packet(payload))
+        samples: NDArray[np.int16] = np.concatenate(
+            [np.zeros(0, np.int16), *(f.to_ndarray().reshape(-1) for f in frames)]
+        )
+        return samples
