@@ -1,0 +1,272 @@
+"""Where the listener is now: reports in, position at the ear out.
+
+A player says: at time T the packet with timestamp R left my jitter buffer, and from there to the loudspeaker it takes
+D.  Media leaves the loudspeaker in real time, so at any t
+
+    ticks at the ear = R + 48 (t - T - D) - 312       t, T, D in ms; 312 is the Opus look-ahead (RFC 7845 section 4.2)
+
+and since the sender is a straight line too (tick 960k leaves in slot k), one number says it all: the path delay from
+our slot to the ear, `T + D - time_of(R)`, plus the look-ahead.  Against a real loudspeaker the formula is right within
+3 to 7 ms in the middle and 8 to 14 ms at the 95th percentile, with four reports a second, on clean and lossy paths.
+
+What a listener says may be late, stale, missing or nonsense; none of that raises.  No I/O and no clock in here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from breeze_rtc.clock import MS, SECOND, samples_to_ns
+from breeze_rtc.media import rtp
+from breeze_rtc.media.opus import LOOK_AHEAD_48K
+from breeze_rtc.transport.playout import SLOT_TICKS, SlotClock
+from breeze_rtc.transport.signaling import Flushed, Report
+
+LOOK_AHEAD_NS = samples_to_ns(LOOK_AHEAD_48K, rtp.RTP_RATE)
+
+DEVICE_DELAY_NS = 40 * MS
+"""A loudspeaker nobody measured: what Chromium and Firefox have on a plain sound card (33 to 43 ms)."""
+
+ESTIMATE_NS = 80 * MS
+"""Without any word from the listener the path is half a round trip and this: jitter buffer, device, one packet."""
+
+NOT_ADVANCING_NS = 60 * MS
+"""Three packets.  A player pulls one each 20 ms; with none for so long it plays what it made up."""
+
+STALE_NS = SECOND
+"""After that long without a report the last measured delay is held: better than any constant, yet an estimate."""
+
+FROZEN_NS = 5 * SECOND
+HIDDEN_FROZEN_NS = 2_500 * MS
+"""Without a report for so long the page sleeps.  One that said it was hidden gets less time; it reports each second."""
+
+STUCK_NS = SECOND
+"""A player whose packet is that old plays nothing: its output is suspended, or no packet reaches it."""
+
+EARLY_NS = 50 * MS
+"""How far two clocks may disagree before a time counts as impossible: the page finds its offset within 1 ms."""
+
+LATE_NS = 3 * SECOND
+"""How late a report may arrive before its clock counts as wrong."""
+
+MAX_PATH_NS = 30 * SECOND
+MAX_DEVICE_NS = 2 * SECOND
+
+FLUSH_GRACE_TICKS = rtp.RTP_RATE // 2
+"""How long after the resume timestamp a page may stay muted before that is the user's wish."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where the ear is."""
+
+    ticks: int
+    """Ticks of the call's sound, as it went into the encoder, that have left the loudspeaker; never past what left us."""
+    at_ns: int
+    path_delay_ns: int
+    """From a slot's time to the ear."""
+    error_ns: int
+    """The position is this close, nineteen times of twenty."""
+    source: str
+    """`playout`, `context`, `none` (reported; the word says who measured the device), `held`, or `estimate`."""
+    is_measured: bool
+    is_playing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchor:
+    """The newest report that had a position."""
+
+    ticks: int
+    pulled_ns: int
+    device_ns: int
+    error_ns: int
+    # Error that each second of extrapolation adds, in ns: more while the player stretches time.
+    drift_ns: int
+    source: str
+    is_advancing: bool
+
+
+class Playhead:
+    """One listener's place in one call.  The same for a browser and for a Python peer."""
+
+    def __init__(self, clock: SlotClock, origin_rtp: int) -> None:
+        """`origin_rtp` is the timestamp that tick 0 had on the wire."""
+        self._clock = clock
+        self._origin_rtp = origin_rtp
+        # The newest report, None before the first, and when it arrived.
+        self._last: Report | None = None
+        self._last_at = 0
+        self._anchor: _Anchor | None = None
+        # Path delay, last measured while the player advanced.
+        self._path_ns: int | None = None
+        # Round trip to the listener, where the transport knows it.
+        self.rtt_ns: int | None = None
+        # The last position told; positions do not go back behind it until the next flush.
+        self._floor_ticks = 0
+        # Where the ear stopped, while nothing is played.
+        self._stopped_ticks: int | None = None
+        # A page that is muted before this was muted by our flush.
+        self._resume_ticks = -FLUSH_GRACE_TICKS
+        # What became of the reports.
+        self.accepted = 0
+        self.old = 0
+        self.impossible = 0
+
+    # --- inputs
+
+    def report(self, report: Report, sent_ticks: int, now: int) -> bool:
+        """Take a report that arrived at `now`, when the slots before `sent_ticks` had left.
+
+        Returns whether it gave a position.  False too for a report that is older than the newest (ignored), that has no
+        timestamp yet, or whose values cannot be (counted; what it says of mute and volume still holds).
+        """
+        if self._last is not None and report.seq <= self._last.seq:
+            self.old += 1
+            return False
+        previous, was_playing = self._last, self.is_playing(now)
+        stopped = self.position(now, sent_ticks).ticks if was_playing else self._stopped_ticks
+        self._last, self._last_at = report, now
+        anchor = self._anchor_of(report, previous, sent_ticks, now)
+        if anchor is not None:
+            self.accepted += 1
+            self._anchor = anchor
+            if anchor.is_advancing:
+                self._path_ns = self._path_of(anchor)
+        self._stopped_ticks = None if self.is_playing(now) else stopped
+        return anchor is not None
+
+    def flush(self, resume_ticks: int) -> None:
+        """The page was told to mute until `resume_ticks`.  The position may go back once."""
+        self._resume_ticks = resume_ticks
+        self._floor_ticks = 0
+
+    def flushed(self, message: Flushed, sent_ticks: int) -> int | None:
+        """The ticks after which the listener heard nothing more; None where the page's word cannot be."""
+        ticks = rtp.unwrap(message.rtp, sent_ticks, self._origin_rtp) - LOOK_AHEAD_48K
+        if not 0 <= ticks <= sent_ticks:
+            self.impossible += 1
+            return None
+        return ticks
+
+    # --- outputs
+
+    @property
+    def has_played(self) -> bool:
+        """Whether the listener has pulled a packet out of its jitter buffer: from now on sound is heard."""
+        return self._anchor is not None
+
+    @property
+    def last(self) -> Report | None:
+        """The newest report."""
+        return self._last
+
+    def server_ns(self, t_ms: float) -> int | None:
+        """A time of the page's clock on ours; None before the first report."""
+        return round((t_ms + self._last.offset_ms) * MS) if self._last is not None else None
+
+    def is_playing(self, now: int) -> bool:
+        """False while nothing reaches the ear: muted, paused, silent, suspended, or asleep.
+
+        A page in the background still sounds, so `visible` alone says nothing; it only shortens the patience with a
+        page that stops reporting.
+        """
+        last = self._last
+        if last is None:
+            return True
+        quiet_ns = now - self._last_at
+        if quiet_ns > (FROZEN_NS if last.visible else HIDDEN_FROZEN_NS):
+            return False
+        if last.paused or last.volume <= 0:
+            return False
+        if last.muted and not self._is_flushing():
+            return False
+        return not (last.rtp is not None and last.age_ms * MS > STUCK_NS)
+
+    def position(self, now: int, sent_ticks: int) -> Position:
+        """Where the ear is at `now`, when the slots before `sent_ticks` have left."""
+        is_playing = self.is_playing(now)
+        # A page that went to sleep was heard until our patience ended, at the most.
+        heard_until = now
+        if not is_playing and self._last is not None:
+            patience_ns = FROZEN_NS if self._last.visible else HIDDEN_FROZEN_NS
+            heard_until = min(now, self._last_at + patience_ns)
+        path_ns, error_ns, source, is_measured = self._path(now)
+        ticks = self._clock.ticks_at(heard_until - path_ns)
+        anchor = self._anchor
+        if anchor is not None and not anchor.is_advancing and is_measured:
+            ticks = min(ticks, anchor.ticks + SLOT_TICKS - LOOK_AHEAD_48K)
+        if not is_playing and self._stopped_ticks is not None:
+            ticks = self._stopped_ticks
+        ticks = max(self._floor_ticks, min(ticks, sent_ticks))
+        self._floor_ticks = ticks
+        return Position(ticks, now, path_ns, error_ns, source, is_measured, is_playing)
+
+    def arrives_at(self, ticks: int, now: int) -> int:
+        """When `ticks` reach the ear, as things stand at `now`."""
+        return self._clock.time_of(ticks) + self._path(now)[0]
+
+    # ---
+
+    def _path(self, now: int) -> tuple[int, int, str, bool]:
+        """Path delay, its error, its source, and whether it is measured."""
+        if self._path_ns is None:
+            if self._anchor is None:
+                return (self.rtt_ns or 0) // 2 + ESTIMATE_NS + LOOK_AHEAD_NS, 250 * MS, "estimate", False
+            return self._path_of(self._anchor), 250 * MS, "estimate", False
+        assert self._anchor is not None
+        quiet_ns = now - self._last_at
+        if quiet_ns > STALE_NS:
+            # Measured without reports: 7 to 17 ms on quiet paths, up to 250 ms where a stall was never reported.
+            return self._path_ns, min(250 * MS, 50 * MS + quiet_ns // 50), "held", False
+        path_ns = self._path_of(self._anchor) if self._anchor.is_advancing else self._path_ns
+        error_ns = self._anchor.error_ns + self._anchor.drift_ns * max(0, quiet_ns) // SECOND
+        return path_ns, error_ns, self._anchor.source, True
+
+    def _path_of(self, anchor: _Anchor) -> int:
+        delay_ns = anchor.pulled_ns + anchor.device_ns - self._clock.time_of(anchor.ticks)
+        return max(0, delay_ns) + LOOK_AHEAD_NS
+
+    def _is_flushing(self) -> bool:
+        seen = self._anchor.ticks if self._anchor is not None else 0
+        return seen < self._resume_ticks + FLUSH_GRACE_TICKS
+
+    def _anchor_of(self, report: Report, previous: Report | None, sent_ticks: int, now: int) -> _Anchor | None:
+        if report.rtp is None or report.rtp_t_ms is None:
+            return None
+        ticks = rtp.unwrap(report.rtp, sent_ticks, self._origin_rtp)
+        age_ns = round((report.t_ms - report.rtp_t_ms) * MS)
+        # A packet that has not left cannot be played; nor can one be pulled after the report that tells of it, or
+        # before one that was told already.
+        is_back = self._anchor is not None and ticks < self._anchor.ticks
+        if not 0 <= ticks < sent_ticks or not -EARLY_NS <= age_ns <= MAX_PATH_NS or is_back:
+            self.impossible += 1
+            return None
+        error_ns = 15 * MS
+        said_ns = round((report.t_ms + report.offset_ms) * MS)
+        if not -EARLY_NS <= now - said_ns <= LATE_NS:
+            # The clocks are not joined (yet): say it was sent half a round trip ago.
+            said_ns = now - (self.rtt_ns or 0) // 2
+            error_ns += 50 * MS
+        pulled_ns = min(said_ns - max(0, age_ns), now)
+        left_ns = self._clock.time_of(ticks)
+        if not -EARLY_NS <= pulled_ns - left_ns <= MAX_PATH_NS:
+            self.impossible += 1
+            return None
+        device_ns, source = round(report.device_delay_ms * MS), report.device_delay_source
+        if source == "none" or not 0 <= device_ns <= MAX_DEVICE_NS:
+            device_ns, source = DEVICE_DELAY_NS, "none"
+        error_ns += {"playout": 0, "context": 10 * MS}.get(source, 60 * MS)
+        is_stretching = previous is not None and (
+            report.inserted != previous.inserted or report.removed != previous.removed
+        )
+        return _Anchor(
+            ticks=ticks,
+            pulled_ns=pulled_ns,
+            device_ns=device_ns,
+            error_ns=error_ns,
+            # Normal time stretching runs at up to 1.1 times; sound card clocks differ by less than 1 ms in a second.
+            drift_ns=(100 if is_stretching else 5) * MS,
+            source=source,
+            is_advancing=max(age_ns, round(report.age_ms * MS)) <= NOT_ADVANCING_NS,
+        )
