@@ -164,11 +164,11 @@ class Attention(nn.Module):
         c = self.config
         B, T, _ = x.shape
         qkv = self.qkv(x).view(B, T, c.heads + 2 * c.kv_heads, c.head_dim)
-        qk, v = qkv.split((c.heads + c.kv_heads, c.kv_heads), 2)
+        qk, v = qkv[:, :, : c.heads + c.kv_heads], qkv[:, :, c.heads + c.kv_heads :]
         if c.qk_norm:
             qk = self._normalise(qk)
-        q, k = rotate(qk, rope).split((c.heads, c.kv_heads), 2)
-        return q, k.transpose(1, 2), v.transpose(1, 2)
+        qk = rotate(qk, rope)
+        return qk[:, :, : c.heads], qk[:, :, c.heads :].transpose(1, 2), v.transpose(1, 2)
 
     def _normalise(self, qk: Tensor) -> Tensor:
         # q and k share one norm call; only the weights differ by head.

@@ -12,16 +12,15 @@ bit for bit, where a library convolution picks its algorithm, and so its roundin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from breeze_rtc.models.attention import Block, BlockConfig, RMSNorm, Rope, RopeConfig, band_mask
+from breeze_rtc.models.source_filter import SourceFilterConfig, SourceFilterHead, SourceFilterState
 
-if TYPE_CHECKING:
-    from breeze_rtc.models.source_filter import SourceFilterHead
 
 SNAKE_KERNEL = 7
 SNAKE_DILATIONS = (1, 3, 9)
@@ -97,6 +96,13 @@ class Tape:
         return view
 
 
+class Streaming(nn.Module):
+    """A layer that keeps inputs of earlier calls."""
+
+    past_size: int
+    """Numbers it keeps per stream."""
+
+
 def causal(x: Tensor, past: int, tape: Tape | None) -> Tensor:
     """x (B, T, C) behind the `past` steps that came before it: (B, past + T, C).  Zeros stand before the start."""
     if not past:
@@ -109,13 +115,14 @@ def causal(x: Tensor, past: int, tape: Tape | None) -> Tensor:
     return x
 
 
-class CausalConv(nn.Module):
+class CausalConv(Streaming):
     """Convolution that looks back only: output t reads inputs t - (kernel - 1) * dilation ... t."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, *, dilation: int = 1) -> None:
         super().__init__()
         self.kernel = kernel
         self.dilation = dilation
+        self.past_size = (kernel - 1) * dilation * inputs
         self.weight = nn.Parameter(torch.empty(outputs, kernel * inputs))
         """(outputs, kernel * inputs), taps outermost, oldest first."""
         self.bias = nn.Parameter(torch.zeros(outputs))
@@ -131,12 +138,13 @@ class CausalConv(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-class CausalDepthwise(nn.Module):
+class CausalDepthwise(Streaming):
     """Each channel convolved by itself, looking back only."""
 
     def __init__(self, channels: int, kernel: int) -> None:
         super().__init__()
         self.kernel = kernel
+        self.past_size = (kernel - 1) * channels
         self.weight = nn.Parameter(torch.empty(kernel, channels).uniform_(-1, 1) * kernel**-0.5)
         """(kernel, channels), oldest tap first."""
         self.bias = nn.Parameter(torch.zeros(channels))
@@ -151,7 +159,7 @@ class CausalDepthwise(nn.Module):
         return out
 
 
-class CausalUpsample(nn.Module):
+class CausalUpsample(Streaming):
     """Transposed convolution whose last kernel - stride outputs are dropped.
 
     kernel is stride or twice stride; in the second case an output step also reads the input step before its own.
@@ -162,6 +170,7 @@ class CausalUpsample(nn.Module):
         self.stride = stride
         self.outputs = outputs
         self.overlap = overlap
+        self.past_size = inputs if overlap else 0
         taps = 2 if overlap else 1
         self.weight = nn.Parameter(torch.empty(stride * outputs, taps * inputs))
         """(stride * outputs, taps * inputs): rows by output phase, then channel; columns previous step, then current."""
@@ -191,7 +200,8 @@ class ConvNeXt(nn.Module):
     def forward(self, x: Tensor, tape: Tape | None = None) -> Tensor:
         """(B, T, channels) -> the same shape."""
         branch = self.shrink(F.gelu(self.expand(self.norm(self.depthwise(x, tape)))))
-        return torch.addcmul(x, branch, self.scale)
+        out: Tensor = torch.addcmul(x, branch, self.scale)
+        return out
 
 
 class Snake(nn.Module):
@@ -203,6 +213,7 @@ class Snake(nn.Module):
         self.beta = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., channels) -> the same shape."""
         return x + (x * self.alpha.exp()).sin().square() * (self.beta.exp() + 1e-9).reciprocal()
 
 
@@ -217,7 +228,8 @@ class SnakeUnit(nn.Module):
         self.second = CausalConv(channels, channels, 1)
 
     def forward(self, x: Tensor, tape: Tape | None = None) -> Tensor:
-        return x + self.second(self.second_snake(self.first(self.first_snake(x), tape)))
+        out: Tensor = x + self.second(self.second_snake(self.first(self.first_snake(x), tape)))
+        return out
 
 
 class SnakeStage(nn.Module):
@@ -255,7 +267,8 @@ class SnakeHead(nn.Module):
         x = self.first(x, tape)
         for stage in self.stages:
             x = stage(x, tape)
-        return cast(Tensor, self.last(self.snake(x), tape)).squeeze(-1).clamp(-1, 1)
+        samples: Tensor = self.last(self.snake(x), tape)
+        return samples.squeeze(-1).clamp(-1, 1)
 
 
 @dataclass(slots=True)
@@ -266,8 +279,15 @@ class CodecState:
     """(slots + 1, size): every history of the trunk and the snake head; the last slot is the dummy of padded rows."""
     frames: Tensor
     """(slots + 1,) int64 frames decoded so far."""
-    head: object | None
+    head: SourceFilterState | None
     """State of the source-filter head, which makes and reads it itself."""
+
+    def open(self, slot: int) -> None:
+        """Set a slot back to before the first frame."""
+        self.flat[slot].zero_()
+        self.frames[slot].zero_()
+        if self.head is not None:
+            self.head.reset(slot)
 
 
 class WindowCache:
@@ -297,8 +317,11 @@ class WindowCache:
         past[:, 1].copy_(values[:, :, -(window - 1) :])
         B, T, heads, D = q.shape
         q = q.view(B, T, block.kv_heads, heads // block.kv_heads, D).transpose(1, 2)
-        scores = torch.add(self._mask, q @ keys.unfold(2, window, 1), alpha=D**-0.5)
-        seen = scores.softmax(-1) @ values.unfold(2, window, 1).transpose(-1, -2)
+        # (B, kv_heads, T, window, D).  One frame's window is a view; several are copied into the same layout.
+        keys = keys.unfold(2, window, 1).transpose(-1, -2).contiguous()
+        values = values.unfold(2, window, 1).transpose(-1, -2).contiguous()
+        scores = torch.add(self._mask, q @ keys.transpose(-1, -2), alpha=D**-0.5)
+        seen = scores.softmax(-1) @ values
         return seen.transpose(1, 2).reshape(B, T, heads * D)
 
 
@@ -316,6 +339,7 @@ class CodecDecoder(nn.Module):
         self.enter = nn.Linear(c.latent, c.block.hidden)
         self.layers = nn.ModuleList(Block(c.block, layer_scale=c.layer_scale) for _ in range(c.layers))
         self.norm = RMSNorm(c.block.hidden, c.block.eps)
+        self.to_features: nn.Linear | None = None
         self.leave = nn.Linear(c.block.hidden, c.latent)
         self.rope = Rope(c.block.head_dim, c.rope)
         self.upsamplers = nn.ModuleList(
@@ -326,16 +350,27 @@ class CodecDecoder(nn.Module):
             self.snake_head = SnakeHead(c)
         else:
             self.to_features = nn.Linear(c.latent, c.features)
-            self._synthesis: SourceFilterHead | None = None
+            self.synthesis = SourceFilterHead(
+                SourceFilterConfig(sample_rate=c.sample_rate, hop=c.frame_samples // c.steps)
+            )
+            assert self.synthesis.cfg.features == c.features
 
     @property
-    def synthesis(self) -> SourceFilterHead:
-        """The source-filter head; it has no weights, so it is made when sound is first asked for."""
-        if self._synthesis is None:
-            from breeze_rtc.models.source_filter import SourceFilterHead
+    def state_size(self) -> int:
+        """Numbers that one stream's tape holds."""
+        block = self.config.block
+        size = self.config.layers * 2 * block.kv_heads * (self.config.window - 1) * block.head_dim
+        return size + sum(part.past_size for part in self.modules() if isinstance(part, Streaming))
 
-            self._synthesis = SourceFilterHead()
-        return self._synthesis
+    def new_state(self, slots: int) -> CodecState:
+        """State for `slots` streams and the dummy slot, all before their first frame, of the weights' type and device."""
+        like = self.codebooks
+        head = self.synthesis.new_state(slots, dtype=like.dtype, device=like.device) if self.to_features else None
+        return CodecState(
+            flat=like.new_zeros(slots + 1, self.state_size),
+            frames=torch.zeros(slots + 1, dtype=torch.int64, device=like.device),
+            head=head,
+        )
 
     def dequantize(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """codes (B, K, T) int64 -> entries of codebook 0, and the sum over the others, each (B, T, code_dim)."""
@@ -376,5 +411,32 @@ class CodecDecoder(nn.Module):
 
     def features_of(self, mixed: Tensor, tape: Tape | None = None) -> Tensor:
         """As `features`, from the output of `mix`, so that gradients may pass the quantiser around."""
+        assert self.to_features is not None, "only the source-filter head has features"
         out: Tensor = self.to_features(self.trunk(mixed, tape)).transpose(1, 2)
         return out
+
+    def forward(self, codes: Tensor, state: CodecState | None = None, slots: Tensor | None = None) -> Tensor:
+        """Decode codec frames.
+
+        codes: (B, K, T) int64, T >= 1.
+        state, slots: continue the streams in these slots, (B,) int64, distinct but for the dummy; updated in place.
+        Without them the codes are whole sequences from their start.
+        Returns (B, T * frame_samples) in [-1, 1].
+        """
+        tape = None
+        head_state = None
+        if state is not None:
+            assert slots is not None
+            tape = Tape(state.flat.index_select(0, slots), state.frames.index_select(0, slots))
+            head_state = state.head
+        mixed = self.mix(*self.dequantize(codes))
+        samples: Tensor
+        if self.to_features is not None:
+            samples = self.synthesis(self.features_of(mixed, tape), head_state, slots)
+        else:
+            samples = self.snake_head(self.trunk(mixed, tape), tape)
+        if state is not None and tape is not None and slots is not None:
+            assert tape.offset == tape.flat.shape[1], "every layer must take its history exactly once"
+            state.flat.index_copy_(0, slots, tape.flat)
+            state.frames.index_copy_(0, slots, tape.frames + codes.shape[2])
+        return samples
