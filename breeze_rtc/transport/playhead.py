@@ -61,7 +61,7 @@ class Position:
     """Where the ear is."""
 
     ticks: int
-    """Ticks of the call's sound, as it went into the encoder, that have left the loudspeaker; never past what left us."""
+    """Ticks of the call's sound, as it went into the encoder, that left the loudspeaker; never past what left us."""
     at_ns: int
     path_delay_ns: int
     """From a slot's time to the ear."""
@@ -93,7 +93,7 @@ class Playhead:
     def __init__(self, clock: SlotClock, origin_rtp: int) -> None:
         """`origin_rtp` is the timestamp that tick 0 had on the wire."""
         self._clock = clock
-        self._origin_rtp = origin_rtp
+        self.origin_rtp = origin_rtp
         # The newest report, None before the first, and when it arrived.
         self._last: Report | None = None
         self._last_at = 0
@@ -143,7 +143,7 @@ class Playhead:
 
     def flushed(self, message: Flushed, sent_ticks: int) -> int | None:
         """The ticks after which the listener heard nothing more; None where the page's word cannot be."""
-        ticks = rtp.unwrap(message.rtp, sent_ticks, self._origin_rtp) - LOOK_AHEAD_48K
+        ticks = rtp.unwrap(message.rtp, sent_ticks, self.origin_rtp) - LOOK_AHEAD_48K
         if not 0 <= ticks <= sent_ticks:
             self.impossible += 1
             return None
@@ -234,7 +234,7 @@ class Playhead:
     def _anchor_of(self, report: Report, previous: Report | None, sent_ticks: int, now: int) -> _Anchor | None:
         if report.rtp is None or report.rtp_t_ms is None:
             return None
-        ticks = rtp.unwrap(report.rtp, sent_ticks, self._origin_rtp)
+        ticks = rtp.unwrap(report.rtp, sent_ticks, self.origin_rtp)
         age_ns = round((report.t_ms - report.rtp_t_ms) * MS)
         # A packet that has not left cannot be played; nor can one be pulled after the report that tells of it, or
         # before one that was told already.

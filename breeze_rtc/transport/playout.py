@@ -320,7 +320,7 @@ class Playout:
         return None
 
     def ticks_of(self, stream: int, samples: int) -> int | None:
-        """The ticks of sample `samples` of `stream`, or of the end of what was sent; None for what is not on the map."""
+        """The ticks of sample `samples` of `stream`, the end of what was sent included; None off the map."""
         entry = self._streams.get(stream)
         for run in reversed(entry.runs) if entry is not None else ():
             if run.start_samples <= samples <= run.start_samples + run.samples:
@@ -331,6 +331,11 @@ class Playout:
         """The ticks at which `stream` began; None before that, and long after its end."""
         entry = self._streams.get(stream)
         return entry.first_slot * SLOT_TICKS if entry is not None and entry.first_slot is not None else None
+
+    def end_ticks(self, stream: int) -> int | None:
+        """The ticks after the last packet of `stream` that left; None where there is none on the map."""
+        entry = self._streams.get(stream)
+        return self._end_ticks(entry.runs[-1]) if entry is not None and entry.runs else None
 
     def silenced_at(self, ticks: int) -> None:
         """The listener fell silent at `ticks`: of cleared streams nothing after that was heard."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -252,7 +252,7 @@ def _read_report(fields: _Fields) -> Report:
     )
 
 
-_READERS = {
+_READERS: dict[str, Callable[[_Fields], Message]] = {
     "offer": _read_offer,
     "text": _read_text,
     "report": _read_report,

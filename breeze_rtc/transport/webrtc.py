@@ -1,0 +1,485 @@
+"""One call over WebRTC: an aiortc peer that answers an offer, sends ready-made packets and hears the microphone.
+
+The page and this end speak through a socket that someone else owns (`signaling` has the messages); what the page says
+goes in through `answer`, `report` and `flushed`, and the socket's end means `close()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import av
+import numpy as np
+from aiortc import MediaStreamTrack, RTCConfiguration, RTCIceServer, RTCPeerConnection, RTCSessionDescription
+from aiortc.jitterbuffer import JitterBuffer
+from aiortc.mediastreams import MediaStreamError
+from aiortc.rtcrtpreceiver import RTCRtpReceiver
+from aiortc.rtcrtpsender import RTCRtpSender
+from aiortc.rtcrtptransceiver import RTCRtpTransceiver
+from numpy.typing import NDArray
+
+from breeze_rtc.clock import MS, SECOND, Clock, MonotonicClock
+from breeze_rtc.errors import PeerError
+from breeze_rtc.media import rtp
+from breeze_rtc.media.resample import Resampler
+from breeze_rtc.playback import PlaybackReport
+from breeze_rtc.transport import signaling
+from breeze_rtc.transport.playhead import ESTIMATE_NS, Playhead, Position
+from breeze_rtc.transport.playout import Playout, Slot
+
+logger = logging.getLogger(__name__)
+
+UPLINK_RATE = 16_000
+UPLINK_BLOCK = 320
+"""20 ms."""
+
+_RTP_TIME_BASE = Fraction(1, rtp.RTP_RATE)
+_REPORT_S = 0.25
+_RTT_POLL_NS = 2 * SECOND
+
+
+class SlotTrack(MediaStreamTrack):
+    """The one track of a call: gives aiortc the packet of each slot when its time has come.
+
+    aiortc sends an `av.Packet` as it is, with the timestamp we say; frames would go through its encoder, which costs
+    five times the CPU and puts wrong timestamps on the first packet after a pause.
+    """
+
+    kind = "audio"
+
+    def __init__(self, playout: Playout, clock: Clock, on_slot: Callable[[Slot, int], None]) -> None:
+        """`on_slot(slot, now)` is called for each slot, before it leaves."""
+        super().__init__()
+        self._playout = playout
+        self._clock = clock
+        self._on_slot = on_slot
+
+    async def recv(self) -> av.Packet[Any]:
+        if self.readyState != "live":
+            raise MediaStreamError
+        if self._playout.clock is None:
+            self._playout.start(self._clock.now())
+        # Whole milliseconds, rounded up: that is what the event loops wait in, and shorter waits would spin.
+        while (early_ns := self._playout.next_at() - self._clock.now()) > 0:  # noqa: ASYNC110 - it waits for the time
+            await asyncio.sleep(-(-early_ns // MS) / 1000)
+        now = self._clock.now()
+        slot = self._playout.next_slot(now)
+        self._on_slot(slot, now)
+        packet = av.Packet(slot.payload)
+        packet.pts = slot.ticks
+        packet.time_base = _RTP_TIME_BASE
+        return packet
+
+
+@dataclass(frozen=True, slots=True)
+class CallStats:
+    """How one call is doing."""
+
+    is_connected: bool
+    sent_slots: int
+    missed_slots: int
+    gaps: int
+    gap_slots: int
+    queued_packets: int
+    dropped_packets: int
+    late_packets: int
+    late_ns: int
+    """How long after its time a packet left, at worst, in the last second."""
+    path_delay_ns: int | None
+    error_ns: int | None
+    source: str
+    is_playing: bool
+    jitter_buffer_ms: float | None
+    rtt_ns: int | None
+    reports: int
+    """Reports that gave a position; then those that came too late, and those that cannot be."""
+    reports_old: int
+    reports_impossible: int
+    stop_ns: int | None
+    """From the last flush to silence at the ear, by the page's word."""
+    uplink_blocks: int
+    uplink_dropped: int
+
+
+class WebRtcCall:
+    """One participant.  Everything is released by `close()`, which may be called twice, from anywhere, at any time."""
+
+    def __init__(
+        self,
+        *,
+        ice_servers: Sequence[signaling.IceServer] = (),
+        on_report: Callable[[PlaybackReport], None] = lambda report: None,
+        sample_rate: int = 24_000,
+        clock: Clock | None = None,
+        first_report_timeout_s: float = 3.0,
+        connect_timeout_s: float = 20.0,
+        uplink_limit_s: float = 2.0,
+    ) -> None:
+        """Must be made inside a running event loop.
+
+        on_report: called on the loop with the position of each stream that is not heard in full yet: whenever the page
+            reports, and four times a second in between.
+        first_report_timeout_s: speech waits for the listener's first played packet, but no longer than this for one
+            that does not report.
+        uplink_limit_s: how much sound of the microphone may wait for its reader; the oldest goes.
+        """
+        self._clock = clock or MonotonicClock()
+        self._on_report = on_report
+        self._first_report_ns = round(first_report_timeout_s * SECOND)
+        self._connect_timeout_s = connect_timeout_s
+        # Where speech goes.  Ready from the start: what is written early waits for the listener.
+        self.sink = Playout(sample_rate=sample_rate, ear=self._ear_ticks)
+        # Set once media can flow; set once all is released.
+        self.connected = asyncio.Event()
+        self.closed = asyncio.Event()
+        # Why the call ended; empty while it runs.
+        self.close_reason = ""
+        # None until the first packet has left, for only then its timestamp is known.
+        self._playhead: Playhead | None = None
+        self._previous_slot: Slot | None = None
+        # How late the packets of the last second left.
+        self._late_ns: deque[int] = deque(maxlen=50)
+        # Streams whose last position has been told.
+        self._told: set[int] = set()
+        self._told_at = 0
+        self._rtt_polled_at = 0
+        # When the last flush was asked for, and how long it took to the ear.
+        self._flushed_at: int | None = None
+        self._stop_ns: int | None = None
+        self._uplink: deque[NDArray[np.float32]] = deque(maxlen=max(1, round(uplink_limit_s * 50)))
+        self._uplink_ready = asyncio.Event()
+        self._uplink_blocks = 0
+        self._uplink_dropped = 0
+        self._has_offer = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing: asyncio.Task[None] | None = None
+        # Never without a list of servers: aiortc would ask a public STUN server, and wait for it.
+        self._peer = RTCPeerConnection(RTCConfiguration(iceServers=[_ice_server(server) for server in ice_servers]))
+        self._peer.on("connectionstatechange", self._on_connection_state)
+        self._peer.on("track", self._on_track)
+        self._track = SlotTrack(self.sink, self._clock, self._on_slot)
+        self._transceiver: RTCRtpTransceiver = self._peer.addTransceiver(self._track, direction="sendrecv")
+        capabilities = RTCRtpSender.getCapabilities("audio").codecs
+        self._transceiver.setCodecPreferences([codec for codec in capabilities if codec.mimeType == "audio/opus"])
+
+    # --- what the page says
+
+    async def answer(self, offer: signaling.Offer) -> str:
+        """Answer the call's one offer; returns the SDP to send back.
+
+        Raises `PeerError` for an offer that cannot be answered (the call is closed then) and for a second one (the call
+        goes on).
+        """
+        if self._has_offer:
+            raise PeerError("second_offer", "this call has had its offer", "Open a new call to connect again.")
+        self._has_offer = True
+        self._spawn(self._watch())
+        try:
+            await self._peer.setRemoteDescription(RTCSessionDescription(sdp=offer.sdp, type="offer"))
+            await self._gather()
+            await self._peer.setLocalDescription(await self._peer.createAnswer())
+        except Exception as error:
+            # aiortc reads SDP with assertions and plain lookups, so any exception may mean a malformed offer.
+            if self._closing is not None:
+                raise PeerError("call_closed", "the call ended before it was answered", "Call again.") from error
+            await self.close("offer refused")
+            raise PeerError(
+                "offer_malformed", f"the offer could not be read: {error}", "Send localDescription.sdp as it is."
+            ) from error
+        return signaling.with_opus_format(self._peer.localDescription.sdp)
+
+    def report(self, report: signaling.Report) -> None:
+        """Take what the page says about its player."""
+        if self._playhead is None or self._closing is not None:
+            return
+        now = self._clock.now()
+        self._playhead.report(report, self.sink.sent_ticks, now)
+        self._follow(now)
+        self._tell(now)
+
+    def flushed(self, message: signaling.Flushed) -> None:
+        """The page fell silent: what it had not played by then is not heard."""
+        if self._playhead is None or self._flushed_at is None:
+            return
+        ticks = self._playhead.flushed(message, self.sink.sent_ticks)
+        said_ns, last = self._playhead.server_ns(message.t_ms), self._playhead.last
+        if ticks is None:
+            return
+        self.sink.silenced_at(ticks)
+        if said_ns is not None and last is not None:
+            self._stop_ns = max(0, said_ns - self._flushed_at) + max(0, round(last.device_delay_ms * MS))
+
+    # --- what the agent wants to know
+
+    def position(self, stream: int) -> PlaybackReport:
+        """Where the listener is in `stream`, now."""
+        return self._report_of(stream, self._where(self._clock.now()))
+
+    def heard_at(self, stream: int) -> int | None:
+        """When the first sample of `stream` reached the ear, or will; None while it waits in the queue."""
+        ticks = self.sink.first_ticks(stream)
+        if ticks is None or self._playhead is None:
+            return None
+        return self._playhead.arrives_at(ticks, self._clock.now())
+
+    def flush(self) -> int | None:
+        """Clear every stream.  Returns the RTP timestamp from which the page may sound again, to be sent to it at once;
+        None when nothing has been sent, so that there is nothing to silence."""
+        now = self._clock.now()
+        resume_ticks = self.sink.flush(now)
+        if self._playhead is None:
+            return None
+        self._flushed_at = now
+        self._playhead.flush(resume_ticks)
+        return rtp.add(self._playhead.origin_rtp, resume_ticks)
+
+    async def uplink(self) -> AsyncIterator[NDArray[np.float32]]:
+        """The microphone: (320,) float32 blocks of 16 kHz, in order, until the call ends.  For one reader.
+
+        Sound that never arrived is silence of the same length, so that blocks count time.  Cancelling loses nothing.
+        """
+        while True:
+            while self._uplink:
+                yield self._uplink.popleft()
+            if self.closed.is_set() or self._closing is not None:
+                return
+            self._uplink_ready.clear()
+            await self._uplink_ready.wait()
+
+    def stats(self) -> CallStats:
+        sink, playhead = self.sink, self._playhead
+        where = self._where(self._clock.now())
+        last = playhead.last if playhead is not None else None
+        return CallStats(
+            is_connected=self.connected.is_set() and self._closing is None,
+            sent_slots=sink.sent_ticks // 960 - sink.missed_slots,
+            missed_slots=sink.missed_slots,
+            gaps=sink.gaps,
+            gap_slots=sink.gap_slots,
+            queued_packets=sink.queued_packets,
+            dropped_packets=sink.dropped_packets,
+            late_packets=sink.late_packets,
+            late_ns=max(self._late_ns, default=0),
+            path_delay_ns=where.path_delay_ns if where is not None else None,
+            error_ns=where.error_ns if where is not None else None,
+            source=where.source if where is not None else "none",
+            is_playing=where.is_playing if where is not None else False,
+            jitter_buffer_ms=last.jitter_buffer_ms if last is not None else None,
+            rtt_ns=playhead.rtt_ns if playhead is not None else None,
+            reports=playhead.accepted if playhead is not None else 0,
+            reports_old=playhead.old if playhead is not None else 0,
+            reports_impossible=playhead.impossible if playhead is not None else 0,
+            stop_ns=self._stop_ns,
+            uplink_blocks=self._uplink_blocks,
+            uplink_dropped=self._uplink_dropped,
+        )
+
+    # --- the end
+
+    async def close(self, reason: str = "closed") -> None:
+        """End the call and release everything; returns when that is done.  `closed` is set then."""
+        self._begin_close(reason)
+        assert self._closing is not None
+        # Whoever waits may be cancelled, the end is not.
+        await asyncio.shield(self._closing)
+
+    def _begin_close(self, reason: str) -> None:
+        if self._closing is None:
+            self.close_reason = reason
+            self._closing = asyncio.create_task(self._close())
+
+    async def _close(self) -> None:
+        try:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._peer.close()
+        except Exception:
+            logger.exception("a peer connection did not close cleanly")
+        finally:
+            self._track.stop()
+            self._uplink_ready.set()
+            self.closed.set()
+
+    # ---
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        """Run a task of this call; if it fails, the call ends."""
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a call ends because a task of it failed", exc_info=error)
+            self._begin_close(f"failed: {error}")
+
+    async def _gather(self) -> None:
+        """Find our addresses; on a machine that has none but the loopback, take that.
+
+        aioice leaves 127.0.0.1 out, rightly so where there is anything else.
+        """
+        gatherer = self._transceiver.receiver.transport.transport.iceGatherer
+        await gatherer.gather()
+        if not gatherer.getLocalCandidates():
+            connection = gatherer._connection
+            connection._local_candidates += await connection.get_component_candidates(
+                component=1, addresses=["127.0.0.1"]
+            )
+
+    def _on_connection_state(self) -> None:
+        state = self._peer.connectionState
+        if state == "connected":
+            self.connected.set()
+        elif state == "failed":
+            self._begin_close("connection failed" if not self.connected.is_set() else "connection lost")
+        elif state == "closed":
+            self._begin_close("peer left")
+
+    def _on_track(self, track: MediaStreamTrack) -> None:
+        _shorten_jitter_buffer(self._transceiver.receiver)
+        self._spawn(self._listen(track))
+
+    def _on_slot(self, slot: Slot, now: int) -> None:
+        assert self.sink.clock is not None
+        self._late_ns.append(now - self.sink.clock.leaves_at(slot.index))
+        if self._playhead is None and self._previous_slot is not None:
+            # aiortc adds a random origin of its own to our timestamps and keeps it in a local variable; the timestamp
+            # of the packet that left last tells it.
+            sent_rtp: int = self._transceiver.sender._RTCRtpSender__rtp_timestamp  # type: ignore[attr-defined]
+            self._playhead = Playhead(self.sink.clock, rtp.add(sent_rtp, -self._previous_slot.ticks))
+        self._previous_slot = slot
+
+    def _follow(self, now: int) -> None:
+        """Let speech go, or hold it, as the listener plays or not."""
+        playhead, slots = self._playhead, self.sink.clock
+        if playhead is None or slots is None:
+            return
+        is_playing = playhead.is_playing(now)
+        self.sink.is_held = not is_playing
+        if not self.sink.is_open and is_playing:
+            if playhead.has_played:
+                self.sink.open()
+            elif now - slots.start_ns >= self._first_report_ns:
+                logger.info("no word of the listener's player; speaking all the same")
+                self.sink.open()
+
+    async def _watch(self) -> None:
+        """The call's own clock: connect in time, tell positions, keep the books short."""
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                await self.connected.wait()
+        except TimeoutError:
+            self._begin_close("not connected in time")
+            return
+        while True:
+            now = self._clock.now()
+            self._follow(now)
+            where = self._where(now)
+            if where is not None:
+                self.sink.forget(where.ticks)
+            if now - self._told_at >= 0.9 * _REPORT_S * SECOND or self._is_over(where):
+                self._tell(now)
+            if now - self._rtt_polled_at >= _RTT_POLL_NS:
+                self._rtt_polled_at = now
+                await self._poll_rtt()
+            await asyncio.sleep(self._until_next(where))
+
+    def _until_next(self, where: Position | None) -> float:
+        """Seconds until the next look: a quarter, or less when a stream will have been heard in full by then."""
+        wait_s = _REPORT_S
+        if where is not None:
+            for stream in self._untold():
+                end = self.sink.end_ticks(stream) if self.sink.is_sent(stream) else None
+                if end is not None and end > where.ticks:
+                    wait_s = min(wait_s, (end - where.ticks) / rtp.RTP_RATE + 0.001)
+        return wait_s
+
+    async def _poll_rtt(self) -> None:
+        if self._playhead is None:
+            return
+        for stats in (await self._transceiver.sender.getStats()).values():
+            rtt_s = getattr(stats, "roundTripTime", None)
+            if rtt_s is not None and 0 <= rtt_s < 10:
+                self._playhead.rtt_ns = round(rtt_s * SECOND)
+
+    def _where(self, now: int) -> Position | None:
+        return self._playhead.position(now, self.sink.sent_ticks) if self._playhead is not None else None
+
+    def _ear_ticks(self) -> int:
+        where = self._where(self._clock.now())
+        return where.ticks if where is not None else 0
+
+    def _untold(self) -> list[int]:
+        return [stream for stream in self.sink.streams if stream not in self._told]
+
+    def _is_over(self, where: Position | None) -> bool:
+        return where is not None and any(self.sink.is_heard(stream, where.ticks) for stream in self._untold())
+
+    def _tell(self, now: int) -> None:
+        self._told_at = now
+        where = self._where(now)
+        streams = self.sink.streams
+        self._told.intersection_update(streams)
+        for stream in streams:
+            if stream not in self._told:
+                if where is not None and self.sink.is_heard(stream, where.ticks):
+                    self._told.add(stream)
+                self._on_report(self._report_of(stream, where))
+
+    def _report_of(self, stream: int, where: Position | None) -> PlaybackReport:
+        now = where.at_ns if where is not None else self._clock.now()
+        return PlaybackReport(
+            stream=stream,
+            heard_samples=self.sink.heard_samples(stream, where.ticks) if where is not None else 0,
+            at_ns=now,
+            path_delay_ns=where.path_delay_ns if where is not None else ESTIMATE_NS,
+            dry_at_ns=self.sink.dry_at(stream, now),
+            is_playing=where.is_playing if where is not None else True,
+            is_measured=where.is_measured if where is not None else False,
+        )
+
+    async def _listen(self, track: MediaStreamTrack) -> None:
+        """Microphone packets, decoded by aiortc, into blocks.  Always drained: aiortc's own queue has no bound."""
+        resampler = Resampler(rtp.RTP_RATE, UPLINK_RATE, channels=2)
+        rest = np.zeros(0, np.float32)
+        expected_pts: int | None = None
+        while True:
+            try:
+                frame = await track.recv()
+            except MediaStreamError:
+                return
+            assert isinstance(frame, av.AudioFrame)
+            pcm: NDArray[np.int16] = frame.to_ndarray().reshape(-1).astype(np.int16, copy=False)
+            missing = frame.pts - expected_pts if expected_pts is not None and frame.pts is not None else 0
+            if 0 < missing <= rtp.RTP_RATE:
+                pcm = np.concatenate((np.zeros(2 * missing, np.int16), pcm), dtype=np.int16)
+            expected_pts = frame.pts + frame.samples if frame.pts is not None else None
+            rest = np.concatenate((rest, resampler.push(pcm)))
+            while rest.size >= UPLINK_BLOCK:
+                self._uplink_dropped += len(self._uplink) == self._uplink.maxlen
+                self._uplink.append(rest[:UPLINK_BLOCK])
+                self._uplink_blocks += 1
+                rest = rest[UPLINK_BLOCK:]
+            self._uplink_ready.set()
+
+
+def _ice_server(server: signaling.IceServer) -> RTCIceServer:
+    return RTCIceServer(urls=list(server.urls), username=server.username, credential=server.credential)
+
+
+def _shorten_jitter_buffer(receiver: RTCRtpReceiver) -> None:
+    """Let a microphone packet out when the next one is there, and wait for a lost one 60 ms at the most.
+
+    aiortc's own setting holds four packets back (80 ms), and after one loss fourteen for good (280 ms): too long for a
+    barge-in.  The price is that packets more than three places out of order are lost.
+    """
+    if hasattr(receiver, "_RTCRtpReceiver__jitter_buffer"):
+        receiver._RTCRtpReceiver__jitter_buffer = JitterBuffer(capacity=4, prefetch=1)
