@@ -1,0 +1,60 @@
+"""How many frames go to the codec at a time.
+
+Small chunks first, because the listener waits; larger ones once there is sound in hand, because each codec step has a
+fixed cost.  A chunk is always a rung of the ladder, so the codec sees few shapes; what does not fill a rung is sent
+as smaller ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+LADDER = (1, 2, 4, 8, 16)
+
+
+def largest_rung(ladder: tuple[int, ...], frames: int) -> int:
+    """The largest rung that `frames` fill; 0 when they do not fill the first."""
+    best = 0
+    for rung in ladder:
+        if rung > frames:
+            break
+        best = rung
+    return best
+
+
+def longest_chunk(ladder: tuple[int, ...], frame_ns: int, lead_cap_ns: int) -> int:
+    """The largest rung that lasts at most half of the lead cap, and at least the first.
+
+    A chunk longer than the cap could never be filled: the stream would be stopped at the cap with the chunk
+    unfinished, and the listener would run dry waiting for it.
+    """
+    return max(ladder[0], largest_rung(ladder, lead_cap_ns // (2 * frame_ns)))
+
+
+def next_chunk(
+    ladder: tuple[int, ...],
+    *,
+    last: int,
+    longest: int,
+    room_ns: int,
+    frame_cost_ns: int,
+    codec_cost_ns: Callable[[int], int],
+) -> int:
+    """Frames of the chunk after one of `last`: the largest rung that can be made and decoded within `room_ns`.
+
+    Grows by one rung at a time and not beyond `longest`; falls back at once when there is no room.
+    codec_cost_ns(frames) is the time of the codec step that carries the chunk.
+    """
+    best = ladder[0]
+    for rung in ladder:
+        if rung > longest or rung * frame_cost_ns + codec_cost_ns(rung) > room_ns:
+            break
+        best = rung
+        if rung > last:
+            break
+    return best
+
+
+def flush_at(deadline_ns: int, frame_cost_ns: int, codec_cost_ns: int, guard_ns: int) -> int:
+    """From this time on, a chunk that waits for one more frame comes too late: send what there is."""
+    return deadline_ns - frame_cost_ns - codec_cost_ns - guard_ns

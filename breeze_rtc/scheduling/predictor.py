@@ -1,0 +1,135 @@
+"""Playback reports and deliveries in, the time at which this listener runs dry out.
+
+Three sources, best first:
+
+1. A sink that paces its sending says when its queue runs empty (`dry_at_ns`).  That is the deadline.
+2. A sink whose far end buffers reports the heard position.  The deadline is when the last delivered sample will have
+   been heard, minus the path from the sink to the ear.
+3. Without reports, the published method: the first output's time plus the audio sent.  It describes a listener with
+   no buffer and no network, so no real one can have heard more (sound is not consumed faster than it lasts), and it
+   bounds what a report may claim.  A listener who says that it is always empty gains nothing by it.
+
+Later deliveries are laid on top of a report as the sink's queue would lay them: at the end, or at their arrival if it
+had run dry by then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..clock import MS, SECOND, ns_to_samples, samples_to_ns
+from ..playback import PlaybackReport
+
+STALE_NS = SECOND
+"""A report older than this is no longer trusted."""
+STALE_GUARD_NS = 100 * MS
+"""Subtracted from the estimate that replaces a stale report: the listener was last known to be elsewhere."""
+MAX_PATH_NS = 2 * SECOND
+"""A longer path is a fault of the report."""
+_NEVER = 1 << 62
+
+
+class Predictor:
+    """One listener of one stream.  No report makes it raise.
+
+    Reported positions never go back; what is extrapolated between two reports may be corrected by the second.
+    """
+
+    __slots__ = (
+        "_at_ns",
+        "_deliveries",
+        "_dry_ns",
+        "_estimate_ns",
+        "_has_report",
+        "_heard",
+        "_path_ns",
+        "_sample_rate",
+        "delivered",
+        "fallback_ns",
+        "fresh_ns",
+        "is_held",
+        "stale_ns",
+    )
+
+    def __init__(self, sample_rate: int) -> None:
+        self._sample_rate = sample_rate
+        # Samples handed to the sink.
+        self.delivered = 0
+        # The latest deliveries: time, duration, and what `delivered` and the estimate were before.  A report speaks
+        # of what came before it and is extended by what came after.
+        self._deliveries: deque[tuple[int, int, int, int]] = deque(maxlen=64)
+        # When a listener without buffer and network runs dry.
+        self._estimate_ns = 0
+
+        # The last report that was believed: its time, position and path, and when by it the sound ends.
+        self._has_report = False
+        self._at_ns = 0
+        self._heard = 0
+        self._path_ns = 0
+        self._dry_ns = 0
+        # The listener said that it is not playing.  Stays until it says otherwise: a frozen page cannot report.
+        self.is_held = False
+
+        # The deadline is fresh_ns until stale_ns and fallback_ns from then on.
+        self.fresh_ns = 0
+        self.stale_ns = _NEVER
+        self.fallback_ns = 0
+
+    def dry_at(self, now: int) -> int:
+        """Deadline of the next chunk: delivered later, the sound breaks.  Meaningless before the first delivery."""
+        return self.fresh_ns if now < self.stale_ns else self.fallback_ns
+
+    def heard(self, now: int) -> int:
+        """Samples heard by now, extrapolated from the last report and never more than were delivered."""
+        if self.is_held:
+            return self._heard
+        if self._has_report and now < self.stale_ns:
+            return min(self.delivered, self._heard + ns_to_samples(max(0, now - self._at_ns), self._sample_rate))
+        return max(self._heard, self._heard_at_most(now, self.delivered, self._estimate_ns))
+
+    def deliver(self, samples: int, now: int) -> None:
+        """`samples` more were handed to the sink at `now`."""
+        duration_ns = samples_to_ns(samples, self._sample_rate)
+        self._deliveries.append((now, duration_ns, self.delivered, self._estimate_ns))
+        self.delivered += samples
+        self._estimate_ns = max(self._estimate_ns, now) + duration_ns
+        self._dry_ns = max(self._dry_ns, now + self._path_ns) + duration_ns
+        self._settle()
+
+    def report(self, report: PlaybackReport, now: int) -> None:
+        """The listener spoke.  Older than the last report: ignored.  From the future: taken as of now."""
+        at_ns = min(report.at_ns, now)
+        if self._has_report and at_ns < self._at_ns:
+            return
+        since = [entry for entry in self._deliveries if entry[0] > at_ns]
+        _, _, delivered, estimate_ns = since[0] if since else (0, 0, self.delivered, self._estimate_ns)
+        self._heard = max(self._heard, min(report.heard_samples, self._heard_at_most(at_ns, delivered, estimate_ns)))
+        self._has_report = True
+        self._at_ns = at_ns
+        self.is_held = not report.is_playing
+        unheard_ns = samples_to_ns(max(0, delivered - self._heard), self._sample_rate)
+        if report.dry_at_ns is None:
+            self._path_ns = min(max(0, report.path_delay_ns), MAX_PATH_NS)
+            dry_ns = at_ns + unheard_ns
+        else:
+            # A queue holds at most what was delivered and not heard; a time beyond that would starve the stream.
+            self._path_ns = 0
+            dry_ns = max(at_ns, min(report.dry_at_ns, at_ns + unheard_ns))
+        for time_ns, duration_ns, _, _ in since:
+            dry_ns = max(dry_ns, time_ns + self._path_ns) + duration_ns
+        # A paced queue cannot be empty before the listener without network is.
+        self._dry_ns = dry_ns if report.dry_at_ns is None else max(dry_ns, self._estimate_ns)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._has_report:
+            self.fresh_ns = self._dry_ns - self._path_ns
+            self.stale_ns = self._at_ns + STALE_NS
+            # Silence gives no right to be later.
+            self.fallback_ns = min(self.fresh_ns, self._estimate_ns - STALE_GUARD_NS)
+        else:
+            self.fresh_ns = self.fallback_ns = self._estimate_ns
+
+    def _heard_at_most(self, at_ns: int, delivered: int, estimate_ns: int) -> int:
+        """What the listener without buffer and network has heard of `delivered` samples that end at `estimate_ns`."""
+        return max(0, delivered - ns_to_samples(max(0, estimate_ns - at_ns), self._sample_rate))

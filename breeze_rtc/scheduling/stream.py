@@ -1,0 +1,194 @@
+"""Where one utterance stands in each stage.  Counts and times only, never a tensor.
+
+A frame is *started* when its first code exists (PREFILL for frame 0, BACKBONE for the others), *made* when DEPTH has
+filled the other codes, *delivered* when CODEC has turned it into sound: delivered <= made <= started <= made + 1.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum, IntEnum
+
+from ..clock import SECOND
+from .predictor import Predictor
+from .step import Stage
+
+NEVER = 1 << 62
+"""Later than any time a monotonic clock will say (146 years in ns)."""
+
+
+class Feed(Enum):
+    """How text reaches the backbone."""
+
+    PREFIX = "prefix"
+    """The whole text is the prompt: PREFILL waits for its end."""
+    PER_FRAME = "per_frame"
+    """The prompt is one position and every frame brings its own text: PREFILL waits for the first piece."""
+
+
+class Priority(IntEnum):
+    """Whom lateness hurts.  The lower value is served first, but no class starves another: see `Stream.ease_ns`."""
+
+    LIVE = 0
+    """A call: somebody is listening and may answer."""
+    STREAM = 1
+    """Somebody is listening."""
+    BATCH = 2
+    """Nobody listens yet: dubbing, files."""
+
+
+EASE_NS = {Priority.LIVE: 0, Priority.STREAM: SECOND // 20, Priority.BATCH: SECOND}
+"""How much later than its real deadline a stream of each class is treated as due: a weight that ages, not a level."""
+
+
+class Stream:
+    """One utterance, from its first text to its last sample."""
+
+    __slots__ = (
+        "delivered",
+        "ease_ns",
+        "encoded",
+        "feed",
+        "id",
+        "interactive",
+        "is_cancelled",
+        "is_text_ended",
+        "last_chunk",
+        "listener",
+        "made",
+        "max_frames",
+        "opened_ns",
+        "out",
+        "pages",
+        "pages_kept",
+        "positions",
+        "priority",
+        "ready_ns",
+        "rows",
+        "samples",
+        "segments",
+        "slack_ns",
+        "slot",
+        "speech_ended",
+        "started",
+        "starved_at",
+        "target",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        stream: int,
+        slot: int,
+        *,
+        feed: Feed,
+        priority: Priority,
+        rows: int,
+        max_frames: int,
+        interactive: bool,
+        sample_rate: int,
+        first_chunk: int,
+        pages_kept: int,
+        now: int,
+    ) -> None:
+        self.id = stream
+        self.slot = slot
+        self.feed = feed
+        self.priority = priority
+        self.ease_ns = EASE_NS[priority]
+        # Backbone rows of this stream: 2 with classifier-free guidance.
+        self.rows = rows
+        self.max_frames = max_frames
+        # Somebody may interrupt, so the stream is not generated past the lead cap.
+        self.interactive = interactive
+        self.opened_ns = now
+        # When it first had something to run; its wait for a first sound counts from here.  NEVER until then.
+        self.ready_ns = NEVER
+
+        # Text tokens pushed and encoded; the lengths of pushed pieces not encoded yet.
+        self.tokens = 0
+        self.encoded = 0
+        self.segments: deque[int] = deque()
+        self.is_text_ended = False
+        # Encoded tokens at the moment the model asked for more; None while it has enough.
+        self.starved_at: int | None = None
+
+        # Positions in the KV cache, and the pages that hold them.
+        self.positions = 0
+        self.pages: list[int] = []
+        # Pages reserved for this stream, those it holds included.
+        self.pages_kept = pages_kept
+
+        # Frames; see the module's docstring.
+        self.started = 0
+        self.made = 0
+        self.delivered = 0
+        # The model said that the speech is over.
+        self.speech_ended = False
+
+        # Samples delivered, and the listener who hears them.
+        self.samples = 0
+        self.listener = Predictor(sample_rate)
+
+        # Frames of the chunk being filled, and of the one before.
+        self.target = first_chunk
+        self.last_chunk = 0
+
+        # The stage of the step that is out with this stream in it.
+        self.out: Stage | None = None
+        self.is_cancelled = False
+        # Time to spare before the next sound must start to be made, as of the last look.  NEVER where none is owed.
+        self.slack_ns = NEVER
+
+    @property
+    def pending(self) -> int:
+        """Frames made and not yet delivered."""
+        return self.made - self.delivered
+
+    @property
+    def has_spoken(self) -> bool:
+        return self.delivered > 0
+
+    @property
+    def is_text_complete(self) -> bool:
+        """No more text will come, and all of it is encoded."""
+        return self.is_text_ended and not self.segments
+
+    @property
+    def can_encode(self) -> bool:
+        """A piece of text waits for the encoder, and there is still something to say."""
+        return bool(self.segments) and not self.is_generated
+
+    @property
+    def prompt(self) -> int:
+        """Positions of the prompt; meaningful once `can_prefill` has been true."""
+        return self.tokens if self.feed is Feed.PREFIX else 1
+
+    @property
+    def can_prefill(self) -> bool:
+        """A part of the prompt is there and not in the KV cache."""
+        if self.feed is Feed.PREFIX:
+            return self.is_text_complete and self.positions < self.tokens
+        return self.positions == 0 and self.encoded > 0
+
+    @property
+    def is_generated(self) -> bool:
+        """No more frames will be started."""
+        return self.speech_ended or self.started >= self.max_frames
+
+    @property
+    def can_generate(self) -> bool:
+        """BACKBONE may start the next frame."""
+        return (
+            0 < self.started == self.made
+            and not self.speech_ended
+            and self.started < self.max_frames
+            and self.starved_at is None
+        )
+
+    @property
+    def is_finished(self) -> bool:
+        """Every frame there will ever be has been delivered, or there was nothing to say."""
+        if self.is_generated:
+            return self.delivered == self.started
+        return self.is_text_complete and self.tokens == 0

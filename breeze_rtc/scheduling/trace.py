@@ -1,0 +1,181 @@
+"""The core's inputs as JSON lines, and the same steps again from them.
+
+The first line names the version and holds everything the scheduler was made from; each line after it is one input,
+with its time.  Steps are not written: the same inputs give the same steps, so a trace recorded while serving is a
+test case.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from ..errors import Overloaded
+from ..playback import PlaybackReport
+from .costs import CostTable
+from .scheduler import Scheduler
+from .step import RowResult, Stage, StageSpec, Step, StepResult
+from .stream import Feed, Priority
+
+VERSION = 1
+
+
+class TraceWriter:
+    """Writes one line per input of a scheduler; given to it at its making."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        """write(line) takes one line with its newline, as the `write` of a text file does."""
+        self._write = write
+
+    def begin(
+        self,
+        *,
+        specs: Mapping[Stage, StageSpec],
+        sample_rate: int,
+        frame_samples: int,
+        slots: int,
+        kv_pages: int,
+        page_tokens: int,
+        costs: CostTable,
+        lead_cap_ns: int,
+        ladder: tuple[int, ...],
+    ) -> None:
+        """What the scheduler was made from."""
+        self._put(
+            {
+                "version": VERSION,
+                "specs": [[stage, spec.max_rows, spec.buckets, spec.max_tokens] for stage, spec in specs.items()],
+                "sample_rate": sample_rate,
+                "frame_samples": frame_samples,
+                "slots": slots,
+                "kv_pages": kv_pages,
+                "page_tokens": page_tokens,
+                "costs": costs.state(),
+                "lead_cap_ns": lead_cap_ns,
+                "ladder": ladder,
+            }
+        )
+
+    def open(
+        self, stream: int, now: int, *, feed: Feed, max_frames: int, priority: Priority, rows: int, interactive: bool
+    ) -> None:
+        self._put(["open", now, stream, feed.value, max_frames, priority, rows, interactive])
+
+    def push_text(self, stream: int, tokens: int, now: int) -> None:
+        self._put(["text", now, stream, tokens])
+
+    def end_text(self, stream: int, now: int) -> None:
+        self._put(["end", now, stream])
+
+    def report(self, report: PlaybackReport, now: int) -> None:
+        self._put(
+            [
+                "report",
+                now,
+                report.stream,
+                report.heard_samples,
+                report.at_ns,
+                report.path_delay_ns,
+                report.dry_at_ns,
+                report.is_playing,
+                report.is_measured,
+            ]
+        )
+
+    def cancel(self, stream: int, now: int) -> None:
+        self._put(["cancel", now, stream])
+
+    def next_step(self, now: int) -> None:
+        self._put(["next", now])
+
+    def step_done(self, step: Step, result: StepResult, now: int) -> None:
+        rows = [[row.stream, row.ended, row.wants_text, row.samples, row.error] for row in result.rows]
+        self._put(["done", now, step.id, result.duration_ns, rows])
+
+    def _put(self, value: object) -> None:
+        self._write(json.dumps(value, separators=(",", ":")) + "\n")
+
+
+def replay(lines: Iterable[str]) -> list[Step]:
+    """The steps that a scheduler with these inputs gives, in order.
+
+    A last line that was cut off is left out: the process that wrote it may have died.  Raises ValueError for a broken
+    line elsewhere and for a trace of another version.
+    """
+    inputs = _parse(lines)
+    try:
+        head = next(inputs)
+    except StopIteration:
+        raise ValueError("the trace is empty") from None
+    if not isinstance(head, dict) or head.get("version") != VERSION:
+        raise ValueError(f"this is not a scheduler trace of version {VERSION}")
+    scheduler = Scheduler(
+        specs={
+            Stage(stage): StageSpec(max_rows=max_rows, buckets=tuple(buckets), max_tokens=max_tokens)
+            for stage, max_rows, buckets, max_tokens in head["specs"]
+        },
+        sample_rate=head["sample_rate"],
+        frame_samples=head["frame_samples"],
+        slots=head["slots"],
+        kv_pages=head["kv_pages"],
+        page_tokens=head["page_tokens"],
+        costs=CostTable.from_state(head["costs"]),
+        lead_cap_ns=head["lead_cap_ns"],
+        ladder=tuple(head["ladder"]),
+    )
+    steps: list[Step] = []
+    for kind, now, *rest in inputs:
+        _apply(scheduler, steps, kind, now, rest)
+    return steps
+
+
+def _apply(scheduler: Scheduler, steps: list[Step], kind: str, now: int, rest: list[Any]) -> None:
+    match kind, rest:
+        case "next", []:
+            step = scheduler.next_step(now)
+            if step is not None:
+                assert step.id == len(steps)
+                steps.append(step)
+        case "done", [step_id, duration_ns, rows]:
+            scheduler.step_done(steps[step_id], StepResult(tuple(RowResult(*row) for row in rows), duration_ns), now)
+        case "report", [*fields]:
+            stream, heard_samples, at_ns, path_delay_ns, dry_at_ns, is_playing, is_measured = fields
+            report = PlaybackReport(stream, heard_samples, at_ns, path_delay_ns, dry_at_ns, is_playing, is_measured)
+            scheduler.report(report, now)
+        case "text", [stream, tokens]:
+            scheduler.push_text(stream, tokens, now)
+        case "end", [stream]:
+            scheduler.end_text(stream, now)
+        case "cancel", [stream]:
+            scheduler.cancel(stream, now)
+        case "open", [stream, feed, max_frames, priority, rows, interactive]:
+            # A stream that was refused is refused again.
+            with suppress(Overloaded):
+                scheduler.open(
+                    stream,
+                    now,
+                    feed=Feed(feed),
+                    max_frames=max_frames,
+                    priority=Priority(priority),
+                    rows=rows,
+                    interactive=interactive,
+                )
+        case _:
+            raise ValueError(f"a trace has no input {kind!r} with {len(rest)} values")
+
+
+def _parse(lines: Iterable[str]) -> Iterator[Any]:
+    """The value of each line; the last is left out if it is cut off."""
+    previous: str | None = None
+    for line in lines:
+        if previous is not None:
+            yield json.loads(previous)
+        previous = line
+    if previous is not None:
+        try:
+            value = json.loads(previous)
+        except ValueError:
+            return
+        yield value
