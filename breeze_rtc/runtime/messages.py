@@ -137,6 +137,8 @@ class Failed:
     detail: str
     stage: str = ""
     """StepFailed: which stage."""
+    retry_after_s: float = 0.0
+    """Overloaded: when to try again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,377 @@
+"""The one thread of the engine: it takes what was said, runs the step that is due, and says what came of it.
+
+    while the other side is there:
+        feed one slice of text, run one step, send what it made
+        wait for messages: not at all while there is work, else until the scheduler wants to be woken
+
+The wait is in `Line.receive` and is the only one; there is no lock, because nothing here is shared.  Torch, the text
+front end and the Opus encoder run nowhere else, so whoever sends the sound never waits for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breeze_rtc.clock import MS, SECOND, Clock
+from breeze_rtc.errors import BadRequest, Overloaded
+from breeze_rtc.media.opus import SpeechEncoder
+from breeze_rtc.playback import PlaybackReport
+from breeze_rtc.runtime.messages import (
+    Cancel,
+    Chunk,
+    EndText,
+    Failed,
+    Finished,
+    Message,
+    Open,
+    Report,
+    Stats,
+    Taken,
+    Text,
+)
+from breeze_rtc.scheduling.step import (
+    AudioReady,
+    RowResult,
+    Stage,
+    Step,
+    StepResult,
+    StreamFailed,
+    StreamFinished,
+)
+from breeze_rtc.scheduling.stream import Feed, Priority
+
+if TYPE_CHECKING:
+    from breeze_rtc.models.speech_model import TextFrontend
+    from breeze_rtc.runtime.executor import Executor
+
+    from breeze_rtc.scheduling.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+STATS_EVERY_NS = 100 * MS
+TEXT_SLICE_CHARS = 256
+"""Text given to the front end between two steps: a book pushed at once delays nobody else's next step by more than
+this."""
+MAX_UNREAD_S = 30
+"""A stream whose consumer is this far behind is held until half of it has been taken."""
+
+
+class Hangup(Exception):
+    """The other side is gone."""
+
+
+class Line(Protocol):
+    """The driver's end of the conversation."""
+
+    def receive(self, timeout_ns: int | None) -> list[Message]:
+        """What has been said; wait at most `timeout_ns` (None: for ever) when nothing has.  Raises Hangup."""
+
+    def send(self, message: Message) -> None:
+        """Say something; never waits for the other side to listen."""
+
+
+class _Utterance:
+    """One open stream, as the driver sees it."""
+
+    def __init__(self, frontend: TextFrontend, encoder: SpeechEncoder) -> None:
+        self.frontend = frontend
+        self.encoder = encoder
+        # Text not yet given to the front end, in the pieces it was pushed in.
+        self.text: deque[str] = deque()
+        # The other side has said that no more text comes; the front end hears it after the last piece.
+        self.has_all_text = False
+        # Samples sent, and samples the consumer has taken.
+        self.sent = 0
+        self.taken = 0
+        # Held because too much is unread; and the last word of the listener, repeated when the hold ends.
+        self.is_held = False
+        self.report: PlaybackReport | None = None
+
+
+class Driver:
+    """Joins scheduler, executor, text front end and Opus encoder; see the module's docstring.
+
+    A stream that fails, wherever, is closed everywhere and said to have failed; the others go on.
+    """
+
+    def __init__(
+        self,
+        *,
+        line: Line,
+        clock: Clock,
+        scheduler: Scheduler,
+        executor: Executor,
+        frontend: Callable[[str], TextFrontend],
+        max_frames: int,
+        rows: Callable[[dict[str, float]], int] = lambda _sampling: 1,
+    ) -> None:
+        """`frontend(voice)` makes a stream's text front end; `rows(sampling)` says how many backbone rows it takes."""
+        self._line = line
+        self._clock = clock
+        self._scheduler = scheduler
+        self._executor = executor
+        self._frontend = frontend
+        self._max_frames = max_frames
+        self._rows = rows
+        self._max_unread = MAX_UNREAD_S * executor.sample_rate
+        # Open streams, in the order they were opened.
+        self._utterances: dict[int, _Utterance] = {}
+        # Streams with text for the front end, the next one first.
+        self._with_text: deque[int] = deque()
+        # What happened so far, for `Stats`.
+        self._counts: Counter[str] = Counter()
+        self._stage_steps: Counter[str] = Counter()
+        self._stage_ns: Counter[str] = Counter()
+        # When the next snapshot is due; None when nothing happened since the last one.
+        self._stats_at: int | None = None
+
+    def run(self) -> None:
+        """Work until the other side hangs up."""
+        try:
+            while True:
+                timeout_ns = 0 if self.work() else self._idle_ns()
+                for message in self._line.receive(timeout_ns):
+                    self._hear(message)
+        except Hangup:
+            log.debug("the other side hung up; %d streams were open", len(self._utterances))
+
+    def work(self) -> bool:
+        """Feed one slice of text, run one step and send what came of it; False when there was nothing to do."""
+        has_fed = self._feed()
+        now = self._clock.now()
+        step = self._scheduler.next_step(now)
+        if step is not None:
+            result = self._run(step)
+            self._stage_steps[step.stage.name] += 1
+            self._stage_ns[step.stage.name] += result.duration_ns
+            now = self._clock.now()
+            self._scheduler.step_done(step, result, now)
+            self._deliver()
+        if (has_fed or step is not None) and self._stats_at is None:
+            self._stats_at = now + STATS_EVERY_NS
+        if self._stats_at is not None and now >= self._stats_at:
+            self._snapshot(now)
+        return has_fed or step is not None
+
+    def _idle_ns(self) -> int | None:
+        """How long there will be nothing to do unless somebody says something."""
+        times = [at for at in (self._scheduler.wake_at(), self._stats_at) if at is not None]
+        return max(0, min(times) - self._clock.now()) if times else None
+
+    def _hear(self, message: Message) -> None:
+        if isinstance(message, Open):
+            self._open(message)
+            self._deliver()
+            return
+        stream = message.report.stream if isinstance(message, Report) else getattr(message, "stream", None)
+        utterance = self._utterances.get(stream) if stream is not None else None
+        # It may have finished, failed or been cancelled while the message was on its way.
+        if stream is None or utterance is None:
+            return
+        match message:
+            case Text(_, text):
+                utterance.text.extend(text[at : at + TEXT_SLICE_CHARS] for at in range(0, len(text), TEXT_SLICE_CHARS))
+                self._will_feed(stream)
+            case EndText():
+                utterance.has_all_text = True
+                self._will_feed(stream)
+            case Cancel():
+                self._counts["cancelled"] += 1
+                self._drop(stream)
+            case Report(report):
+                utterance.report = report
+                self._scheduler.report(
+                    replace(report, is_playing=False) if utterance.is_held else report, self._clock.now()
+                )
+            case Taken(_, samples):
+                utterance.taken = samples
+                self._hold_or_release(stream, utterance)
+        self._deliver()
+
+    def _open(self, message: Open) -> None:
+        stream = message.stream
+        try:
+            slot = self._scheduler.open(
+                stream,
+                self._clock.now(),
+                feed=Feed(self._executor.feed),
+                priority=Priority(message.priority),
+                rows=self._rows(message.sampling),
+                max_frames=self._max_frames,
+                interactive=message.interactive,
+            )
+        except Overloaded as error:
+            self._counts["refused"] += 1
+            self._line.send(Failed(stream, "Overloaded", error.detail, retry_after_s=error.retry_after_s))
+            return
+        try:
+            self._utterances[stream] = _Utterance(
+                self._frontend(message.voice), SpeechEncoder(self._executor.sample_rate)
+            )
+            self._executor.open(stream, slot, seed=message.seed, sampling=message.sampling, voice=message.voice)
+        except Exception as error:
+            self._fail(stream, Stage.TEXT, error)
+
+    def _will_feed(self, stream: int) -> None:
+        if stream not in self._with_text:
+            self._with_text.append(stream)
+
+    def _feed(self) -> bool:
+        """Give the next stream's next slice to its front end; False when no stream has text waiting."""
+        if not self._with_text:
+            return False
+        stream = self._with_text.popleft()
+        utterance = self._utterances.get(stream)
+        if utterance is None:
+            return True
+        is_end = utterance.has_all_text and len(utterance.text) <= 1
+        try:
+            segments = utterance.frontend.push(utterance.text.popleft()) if utterance.text else []
+            if is_end:
+                segments += utterance.frontend.end()
+            tokens = [self._executor.add_text(stream, segment) for segment in segments]
+            if is_end:
+                self._executor.end_text(stream)
+        except Exception as error:
+            self._fail(stream, Stage.TEXT, error)
+            return True
+        now = self._clock.now()
+        for count in tokens:
+            if count:
+                self._scheduler.push_text(stream, count, now)
+        if is_end:
+            self._scheduler.end_text(stream, now)
+        elif utterance.text:
+            self._with_text.append(stream)
+        self._deliver()
+        return True
+
+    def _run(self, step: Step) -> StepResult:
+        """The step's result.  Should the executor itself raise, nobody can say which row it was: all of them fail."""
+        started = self._clock.now()
+        try:
+            return self._executor.run(step)
+        except Exception as error:
+            log.exception("a %s step failed as a whole", step.stage.name)
+            return StepResult(
+                tuple(RowResult(row.stream, error=_sentence(error)) for row in step.rows),
+                max(1, self._clock.now() - started),
+            )
+
+    def _deliver(self) -> None:
+        """Send what the scheduler says has happened."""
+        # A stream that fails while its sound is sent may have a later event in this list; `_close` knows it only once.
+        for event in self._scheduler.events():
+            match event:
+                case AudioReady(stream, start_samples):
+                    if stream in self._utterances:
+                        self._send_audio(stream, start_samples)
+                case StreamFinished(stream, samples):
+                    utterance = self._close(stream)
+                    if utterance is not None:
+                        self._counts["finished"] += 1
+                        rest = utterance.encoder.end()
+                        if rest:
+                            self._line.send(Chunk(stream, samples, b"", rest))
+                        self._line.send(Finished(stream, samples))
+                case StreamFailed(stream, stage, error):
+                    if self._close(stream) is not None:
+                        self._counts["failed"] += 1
+                        self._line.send(Failed(stream, "StepFailed", error, stage.name.lower()))
+                case _:
+                    self._counts["missed_deadlines"] += 1
+
+    def _send_audio(self, stream: int, start_samples: int) -> None:
+        utterance = self._utterances[stream]
+        try:
+            sound, marks = self._executor.take(stream)
+            pcm = _to_int16(sound)
+            packets = utterance.encoder.encode(pcm)
+        except Exception as error:
+            self._fail(stream, Stage.CODEC, error)
+            return
+        utterance.sent = start_samples + pcm.size
+        self._line.send(Chunk(stream, start_samples, pcm.astype("<i2").tobytes(), packets, marks))
+        self._hold_or_release(stream, utterance)
+
+    def _hold_or_release(self, stream: int, utterance: _Utterance) -> None:
+        """Stop the generation of what nobody reads, the way a listener who has stopped playing stops it."""
+        unread = utterance.sent - utterance.taken
+        must_hold = unread > (self._max_unread // 2 if utterance.is_held else self._max_unread)
+        if must_hold == utterance.is_held:
+            return
+        utterance.is_held = must_hold
+        if must_hold:
+            log.info("stream %d is held: its consumer has %d samples to read", stream, unread)
+            self._counts["held"] += 1
+        now = self._clock.now()
+        last = utterance.report or PlaybackReport(stream, 0, now, 0, is_measured=False)
+        self._scheduler.report(replace(last, at_ns=now, is_playing=last.is_playing and not must_hold), now)
+
+    def _fail(self, stream: int, stage: Stage, error: Exception) -> None:
+        self._counts["failed"] += 1
+        self._drop(stream)
+        if isinstance(error, BadRequest):
+            self._line.send(Failed(stream, type(error).__name__, str(error)))
+            return
+        log.error("stream %d failed in %s", stream, stage.name, exc_info=error)
+        self._line.send(Failed(stream, "StepFailed", _sentence(error), stage.name.lower()))
+
+    def _drop(self, stream: int) -> None:
+        """Close a stream that the scheduler still has."""
+        self._scheduler.cancel(stream, self._clock.now())
+        self._close(stream)
+
+    def _close(self, stream: int) -> _Utterance | None:
+        """Free what the driver and the executor hold of a stream; None when it was closed already."""
+        utterance = self._utterances.pop(stream, None)
+        self._executor.close(stream)
+        if not self._utterances:
+            # The last stream's end is a change to be seen, whatever else happens.
+            self._stats_at = self._stats_at or self._clock.now()
+        return utterance
+
+    def _snapshot(self, now: int) -> None:
+        self._stats_at = None
+        self._line.send(Stats(self._values(now)))
+
+    def _values(self, now: int) -> dict[str, Any]:
+        stats = self._scheduler.stats(now)
+        return {
+            "at_ns": now,
+            "streams": {
+                str(stream.stream): {
+                    "stage": stream.stage,
+                    "lead_ns": stream.lead_ns,
+                    "slack_ns": stream.slack_ns,
+                    "heard_samples": stream.heard_samples,
+                    "made_samples": stream.delivered_samples,
+                }
+                for stream in stats.streams
+            },
+            "stages": {
+                stage: {"steps": steps, "seconds": self._stage_ns[stage] / SECOND}
+                for stage, steps in self._stage_steps.items()
+            },
+            "free_slots": stats.free_slots,
+            "free_pages": stats.free_pages,
+            "waiting_ns": list(stats.waiting_ns),
+            "counts": dict(self._counts),
+        }
+
+
+def _to_int16(sound: NDArray[np.float32]) -> NDArray[np.int16]:
+    if not np.isfinite(sound).all():
+        raise ArithmeticError("the sound holds values that are not finite")
+    return np.rint(np.clip(sound, -1.0, 1.0) * 32_767.0).astype(np.int16)
+
+
+def _sentence(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,602 @@
+"""The asyncio face of the engine.
+
+    async with Engine("nano") as engine:
+        speech = engine.speak()
+        speech.push("Hello there. ")
+        speech.end()
+        async for chunk in speech:
+            sink.write(speech.stream, chunk.packets)
+
+Behind it stands a process of its own (or, with `process=False`, a thread) that computes; this side only moves messages
+and imports no torch.  An engine that dies is started again; what was being spoken is lost and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from breeze_rtc.errors import (
+    BadRequest,
+    BadSampling,
+    BadText,
+    BreezeError,
+    CheckpointError,
+    EngineClosed,
+    Overloaded,
+    PeerError,
+    StepFailed,
+    UnknownVoice,
+)
+from breeze_rtc.playback import PlaybackReport, SpeechPacket, TextMark
+from breeze_rtc.runtime.messages import (
+    Cancel,
+    Chunk,
+    EndText,
+    Failed,
+    Finished,
+    Message,
+    MessageReader,
+    Open,
+    Ready,
+    Report,
+    Start,
+    StartFailed,
+    Stats,
+    Taken,
+    Text,
+    encode,
+)
+from breeze_rtc.scheduling.stream import Priority
+
+log = logging.getLogger(__name__)
+
+MAX_TEXT_CHARS = 20_000
+"""Text of one stream: about twenty minutes of speech."""
+RESTART_PAUSES_S = (0.1, 0.5, 2.0, 5.0, 15.0)
+"""Pauses before each attempt to start a dead engine again; after the last one it stays down."""
+STEADY_S = 60.0
+"""An engine that ran this long is not the one that keeps dying: its pauses begin anew."""
+STOP_S = 5.0
+"""How long a closed engine may take to go before it is killed."""
+_PACKAGE_ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechChunk:
+    """The next samples of a stream, in order and without gaps."""
+
+    start_samples: int
+    """Media position of the first sample."""
+    samples: int
+    """How many; 0 in a last chunk that brings only packets."""
+    packets: tuple[SpeechPacket, ...]
+    """The 20 ms Opus packets these samples complete."""
+    pcm: bytes
+    """The samples, s16le mono."""
+    marks: tuple[TextMark, ...]
+    """Where in the text the stream will be at positions up to the end of this chunk."""
+
+
+class _Inbox:
+    """What has come of one stream and was not read yet.  Shared by the engine, which fills it, and one Speech."""
+
+    def __init__(self) -> None:
+        self.chunks: deque[SpeechChunk] = deque()
+        # Nothing more will come; `error` says why when that is not the stream's natural end.
+        self.is_over = False
+        self.error: BreezeError | None = None
+        # The reader, while it waits.
+        self.waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def finish(self, error: BreezeError | None = None) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self.error = error
+            self.wake()
+
+
+class Speech:
+    """One stream: text goes in, sound comes out of the iterator, which ends after the last chunk.
+
+    Iterating raises StepFailed when a stage fails on this stream, Overloaded when there was no room for it, BadText
+    when the text cannot be spoken, EngineClosed when the engine closes or dies; chunks made before that are delivered
+    first.
+
+    One task reads.  A reader that is cancelled while it waits cancels the stream, because nobody else would: to wait
+    with a timeout, shield the read.  A Speech that is dropped unread is cancelled too.
+    """
+
+    def __init__(self, engine: Engine, stream: int, inbox: _Inbox) -> None:
+        self.stream = stream
+        self._engine = engine
+        self._inbox = inbox
+        self._chars = 0
+        self._has_all_text = False
+        # Samples of the chunks read so far, and how many of them the engine has been told of.
+        self._taken = 0
+        self._told = 0
+        weakref.finalize(self, _abandon, weakref.ref(engine), stream).atexit = False
+
+    def push(self, text: str) -> None:
+        """Say more.  Text may come in pieces of any size; what is unfinished waits for the next piece or for `end`.
+
+        Text for a stream that is over (cancelled, failed) is dropped: its iterator has said so.
+        Raises BadText, with nothing taken, for what is not Unicode text or is too much for one stream.
+        """
+        if not isinstance(text, str):
+            raise BadText(f"text must be a str, not {type(text).__name__}")
+        if self._has_all_text:
+            raise BadText("this speech has ended; speak() makes another")
+        if self._chars + len(text) > MAX_TEXT_CHARS:
+            raise BadText(
+                f"{self._chars + len(text)} characters are more than the {MAX_TEXT_CHARS} of one speech; "
+                "split the text and speak the parts one after another"
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise BadText("the text holds half a surrogate pair; decode it with errors='replace'") from error
+        self._chars += len(text)
+        if text and not self._inbox.is_over:
+            self._engine._say(Text(self.stream, text))
+
+    def end(self) -> None:
+        """All text has been pushed.  Calling it again does nothing."""
+        if not self._has_all_text and not self._inbox.is_over:
+            self._engine._say(EndText(self.stream))
+        self._has_all_text = True
+
+    def cancel(self) -> None:
+        """Stop at once: what is unread is dropped, the iterator ends, the engine frees what the stream held."""
+        self._inbox.chunks.clear()
+        self._engine._cancel(self.stream)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SpeechChunk:
+        inbox = self._inbox
+        while not inbox.chunks:
+            if inbox.is_over:
+                if inbox.error is not None:
+                    raise inbox.error
+                raise StopAsyncIteration
+            assert inbox.waiter is None, "two tasks read one speech"
+            inbox.waiter = asyncio.get_running_loop().create_future()
+            try:
+                await inbox.waiter
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+            finally:
+                inbox.waiter = None
+        chunk = inbox.chunks.popleft()
+        self._taken = chunk.start_samples + chunk.samples
+        # The engine holds a stream that is 30 s behind its reader; once a second is soon enough to hear of it.
+        if self._taken - self._told >= self._engine.sample_rate and not inbox.is_over:
+            self._told = self._taken
+            self._engine._say(Taken(self.stream, self._taken))
+        return chunk
+
+
+def _abandon(engine: weakref.ref[Engine], stream: int) -> None:
+    """The last reference to a Speech is gone.  Runs wherever that happened, so the loop does the rest."""
+    alive = engine()
+    if alive is not None:
+        alive._cancel_soon(stream)
+
+
+class _Link(asyncio.Protocol):
+    """The connection to one engine process or thread, from its start to its end."""
+
+    def __init__(self, heard: Callable[[Message], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._heard = heard
+        self._reader = MessageReader()
+        self._transport: asyncio.WriteTransport | None = None
+        # Done when the engine says that it is ready; fails with the reason why it never will be.
+        self.ready: asyncio.Future[Ready] = loop.create_future()
+        # Done when the connection is gone, with the peer's fault if there was one.
+        self.lost: asyncio.Future[PeerError | None] = loop.create_future()
+        self._fault: PeerError | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            messages = self._reader.feed(data)
+        except PeerError as error:
+            self._fault = error
+            self.close()
+            return
+        for message in messages:
+            if isinstance(message, Ready):
+                self.ready.set_result(message)
+            elif isinstance(message, StartFailed):
+                self.ready.set_exception(_start_error(message))
+            else:
+                self._heard(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(
+                EngineClosed(str(self._fault) if self._fault else "the engine ended while it was starting")
+            )
+        if not self.lost.done():
+            self.lost.set_result(self._fault)
+
+    def send(self, message: Message) -> None:
+        assert self._transport is not None
+        self._transport.write(encode(message))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+class _Process:
+    """The engine in an interpreter of its own."""
+
+    def __init__(self, theirs: socket.socket, threads: int) -> None:
+        # -P and the path: the child imports this very package, whatever lies in the working directory.  A process group
+        # of its own: Ctrl-C in a terminal reaches the media process, which closes the socket when it is done.
+        path = os.pathsep.join(filter(None, (str(_PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
+        with theirs:
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "breeze_rtc.runtime.process", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
+                process_group=0,
+            )
+        self.pid: int | None = self._child.pid
+
+    def wait(self) -> str:
+        """How it ended, as the rest of a sentence.  Blocks; one that does not go by itself is killed."""
+        try:
+            code = self._child.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+            return f"did not stop within {STOP_S:g} s and was killed"
+        return f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+
+
+class _Thread:
+    """The engine in a thread of this process: for tests and small tools.  It takes the GIL from whoever sends sound."""
+
+    def __init__(self, theirs: socket.socket) -> None:
+        self.pid: int | None = None
+        self._thread = threading.Thread(target=self._run, args=(theirs,), name="breeze-engine", daemon=True)
+        self._thread.start()
+
+    def _run(self, theirs: socket.socket) -> None:
+        from breeze_rtc.runtime.process import serve
+
+        try:
+            serve(theirs)
+        except Exception:
+            log.exception("the engine thread failed")
+
+    def wait(self) -> str:
+        """See `_Process.wait`; a thread cannot be killed."""
+        self._thread.join(STOP_S)
+        return "did not stop" if self._thread.is_alive() else "thread ended"
+
+
+class Engine:
+    """Speaks many streams at once; see the module's docstring.  Made and used on one event loop."""
+
+    def __init__(
+        self,
+        model: str = "nano",
+        *,
+        device: str = "cpu",
+        threads: int = 1,
+        process: bool = True,
+        max_streams: int = 16,
+        trace: Path | None = None,
+        on_restart: Callable[[str], None] | None = None,
+    ) -> None:
+        """Nothing is loaded until `start`.
+
+        model: a preset's name or a checkpoint's folder.  threads: torch's.  trace: a file for the scheduler's inputs;
+        an engine that is started again writes to a file of its own beside it, numbered.  on_restart: called on the loop
+        with a sentence when an engine that died is running again.
+        """
+        self.model_name = model
+        self.on_restart = on_restart
+        # The latest snapshot, about ten times a second while something is spoken: see `Driver`.
+        self.stats: dict[str, Any] = {}
+        # How often a dead engine was started again.
+        self.restarts = 0
+        self._device = device
+        self._threads = threads
+        self._process = process
+        self._max_streams = max_streams
+        self._trace = trace
+        self._facts: Ready | None = None
+        # Streams the engine has not finished.
+        self._inboxes: dict[int, _Inbox] = {}
+        self._last_stream = 0
+        # Set while an engine is running and ready.
+        self._link: _Link | None = None
+        self._peer: _Process | _Thread | None = None
+        # Why there is none, when there is none.
+        self._why_down = "the engine has not been started: use `async with Engine(...)`"
+        self._is_closed = False
+        self._keeper: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Load the model and wait until it is ready.
+
+        Raises CheckpointError when it is missing or broken, BadRequest when the trace cannot be written, EngineClosed
+        when the engine ends before it is ready.
+        """
+        assert self._keeper is None, "start() was called before"
+        self._loop = asyncio.get_running_loop()
+        await self._launch()
+        self._keeper = self._loop.create_task(self._keep(), name="breeze-engine-keeper")
+
+    async def close(self) -> None:
+        """Stop the engine; open speech ends with EngineClosed.  May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        link, self._link = self._link, None
+        self._go_down("the engine is closed")
+        if link is not None:
+            link.close()
+        if self._peer is not None:
+            await asyncio.to_thread(self._peer.wait)
+
+    @property
+    def sample_rate(self) -> int:
+        """Of PCM and media positions."""
+        return self._known.sample_rate
+
+    @property
+    def frame_samples(self) -> int:
+        """Samples of one codec frame."""
+        return self._known.frame_samples
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Names for `speak`, the default first."""
+        return self._known.voices
+
+    @property
+    def licence_note(self) -> str:
+        """What the weights' licence asks to be said; empty for none."""
+        return self._known.licence_note
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process; None for a thread or while none is running."""
+        return self._peer.pid if self._peer is not None and self._link is not None else None
+
+    @property
+    def _known(self) -> Ready:
+        if self._facts is None:
+            raise EngineClosed(self._why_down)
+        return self._facts
+
+    def speak(
+        self,
+        *,
+        voice: str | None = None,
+        seed: int | None = None,
+        sampling: Mapping[str, float] | None = None,
+        priority: Priority = Priority.LIVE,
+        interactive: bool = True,
+    ) -> Speech:
+        """Begin a stream.
+
+        voice: one of `voices`, the first by default.  seed: the same seed and text give the same samples; random by
+        default.  sampling: any of `SAMPLING_RANGES`, the model's own values by default.  interactive: somebody may
+        interrupt, so it is not generated far ahead of the ear.
+        Raises UnknownVoice, BadSampling, and EngineClosed while no engine is running.
+        """
+        if self._link is None:
+            raise EngineClosed(self._why_down)
+        voice = self.voices[0] if voice is None else voice
+        if voice not in self.voices:
+            raise UnknownVoice(str(voice), self.voices)
+        seed = secrets.randbits(63) if seed is None else seed
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+            raise BadSampling("seed", seed, "an integer from 0 to 2**63 - 1")
+        self._last_stream += 1
+        stream = self._last_stream
+        inbox = self._inboxes[stream] = _Inbox()
+        self._say(Open(stream, voice, seed, checked_sampling(sampling or {}), int(priority), interactive))
+        return Speech(self, stream, inbox)
+
+    def report(self, report: PlaybackReport) -> None:
+        """Where a listener is.  Of no use, and dropped, once the whole stream has been made."""
+        if report.stream in self._inboxes:
+            self._say(Report(report))
+
+    # ---- the engine behind it ----------------------------------------------------------------------------------------
+
+    async def _launch(self) -> None:
+        """Start an engine and wait until it is ready; `_link` and `_peer` are set then, and only then."""
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        link = _Link(self._hear)
+        try:
+            peer = await asyncio.to_thread(self._spawn, theirs)
+            await loop.create_unix_connection(lambda: link, sock=ours)
+        except BaseException:
+            ours.close()
+            raise
+        try:
+            link.send(Start(self.model_name, self._device, self._threads, self._max_streams, self._trace_path()))
+            self._facts = await link.ready
+        except BaseException:
+            link.close()
+            await asyncio.to_thread(peer.wait)
+            raise
+        if self._facts.licence_note:
+            log.warning("%s", self._facts.licence_note)
+        self._link, self._peer = link, peer
+
+    def _spawn(self, theirs: socket.socket) -> _Process | _Thread:
+        return _Process(theirs, self._threads) if self._process else _Thread(theirs)
+
+    def _trace_path(self) -> str:
+        if self._trace is None:
+            return ""
+        path = self._trace if not self.restarts else self._trace.with_suffix(f".{self.restarts}{self._trace.suffix}")
+        return str(path.absolute())
+
+    async def _keep(self) -> None:
+        """See to it that an engine is running, until it dies too often."""
+        loop = asyncio.get_running_loop()
+        pauses = iter(RESTART_PAUSES_S)
+        while True:
+            assert self._link is not None
+            assert self._peer is not None
+            ready_at = loop.time()
+            fault = await self._link.lost
+            self._link = None
+            self._go_down("the engine has died and is starting again; try again in a moment")
+            how = str(fault) if fault else f"the engine {await asyncio.to_thread(self._peer.wait)}"
+            log.error("%s; starting it again", how)
+            if loop.time() - ready_at > STEADY_S:
+                pauses = iter(RESTART_PAUSES_S)
+            while self._link is None:
+                pause_s = next(pauses, None)
+                if pause_s is None:
+                    self._why_down = f"{how}, and could not be started again"
+                    log.error("%s", self._why_down)
+                    return
+                await asyncio.sleep(pause_s)
+                self.restarts += 1
+                try:
+                    await self._launch()
+                except BreezeError as error:
+                    log.error("the engine could not be started again: %s", error)
+                    how = str(error)
+            log.warning("the engine is running again")
+            if self.on_restart is not None:
+                try:
+                    self.on_restart(how)
+                except Exception:
+                    log.exception("on_restart failed")
+
+    def _go_down(self, why: str) -> None:
+        self._why_down = why
+        inboxes, self._inboxes = self._inboxes, {}
+        for inbox in inboxes.values():
+            inbox.finish(EngineClosed(why))
+
+    # ---- messages ----------------------------------------------------------------------------------------------------
+
+    def _say(self, message: Message) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+    def _cancel(self, stream: int) -> None:
+        inbox = self._inboxes.pop(stream, None)
+        if inbox is not None:
+            inbox.finish()
+            self._say(Cancel(stream))
+
+    def _cancel_soon(self, stream: int) -> None:
+        assert self._loop is not None
+        # A loop that is closed has no engine either.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._cancel, stream)
+
+    def _hear(self, message: Message) -> None:
+        match message:
+            case Chunk(stream, start_samples, pcm, packets, marks):
+                # None: cancelled while the chunk was on its way.
+                inbox = self._inboxes.get(stream)
+                if inbox is not None:
+                    inbox.chunks.append(SpeechChunk(start_samples, len(pcm) // 2, packets, pcm, marks))
+                    inbox.wake()
+            case Finished(stream):
+                self._end(stream, None)
+            case Failed(stream):
+                self._end(stream, _stream_error(message))
+            case Stats(values):
+                self.stats = values
+            case _:
+                log.error("the engine said %s, which is for engines to hear", type(message).__name__)
+
+    def _end(self, stream: int, error: BreezeError | None) -> None:
+        inbox = self._inboxes.pop(stream, None)
+        if inbox is not None:
+            inbox.finish(error)
+
+
+SAMPLING_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 10),
+    "depth_temperature": (0, 10),
+    "top_k": (0, 1 << 20),
+    "top_p": (1e-6, 1),
+    "repetition_penalty": (1, 10),
+    "cfg_scale": (1e-6, 100),
+}
+"""Sampling values `speak` takes, and their ranges, ends included.  What they mean: `models.sampling.Sampling`, which this
+side does not import because it brings torch along."""
+
+
+def checked_sampling(sampling: Mapping[str, float]) -> dict[str, float]:
+    """The values as they go to the engine.  Raises BadSampling for an unknown name and for a value out of its range."""
+    for name, value in sampling.items():
+        if name not in SAMPLING_RANGES:
+            raise BadSampling(name, value, f"left out: sampling knows {', '.join(SAMPLING_RANGES)}")
+        low, high = SAMPLING_RANGES[name]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or not low <= value <= high:
+            raise BadSampling(name, value, f"a number from {low:g} to {high:g}")
+        if name == "top_k" and value != int(value):
+            raise BadSampling(name, value, "a whole number")
+    return {name: int(value) if name == "top_k" else float(value) for name, value in sampling.items()}
+
+
+def _start_error(message: StartFailed) -> BreezeError:
+    known: dict[str, type[BreezeError]] = {"CheckpointError": CheckpointError, "BadRequest": BadRequest}
+    return known.get(message.error, EngineClosed)(message.detail)
+
+
+def _stream_error(message: Failed) -> BreezeError:
+    if message.error == "StepFailed":
+        return StepFailed(message.stage, message.detail)
+    if message.error == "Overloaded":
+        return Overloaded(message.detail, message.retry_after_s)
+    return BadText(message.detail) if message.error == "BadText" else BadRequest(message.detail)

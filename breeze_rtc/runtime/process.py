@@ -1,0 +1,194 @@
+"""The engine's own process, or thread: load what `Start` asks for, say `Ready`, drive until the other side hangs up.
+
+    python -P -m breeze_rtc.runtime.process FD
+
+FD is one end of a connected socket.  The process lives as long as the other end is open: when the media process ends,
+however it ends, the kernel closes its end and this one goes too.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import select
+import socket
+import sys
+from collections import deque
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TextIO
+
+from breeze_rtc.clock import MS, MonotonicClock
+from breeze_rtc.errors import BadRequest, BreezeError, PeerError
+from breeze_rtc.runtime.driver import Driver, Hangup, Line
+from breeze_rtc.runtime.messages import Message, MessageReader, Ready, Start, StartFailed, encode
+from breeze_rtc.scheduling.slots import pages_for
+
+log = logging.getLogger(__name__)
+
+RECEIVE_BYTES = 1 << 18
+PAGE_TOKENS = 16
+MAX_FRAMES = 9_000
+"""Six minutes of speech at 25 frames/s: no stream goes on longer, whatever the model says."""
+
+
+class SocketLine:
+    """A `Line` over a stream socket.  What the other side does not read waits here, not in the driver."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._reader = MessageReader()
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        # Encoded messages the kernel had no room for.  Bounded by what the driver lets a consumer leave unread.
+        self._unsent: deque[memoryview] = deque()
+
+    def receive(self, timeout_ns: int | None) -> list[Message]:
+        """See `Line`.  Returns early, with nothing, when room to send came first.  Raises PeerError for no message."""
+        self._flush()
+        if timeout_ns != 0:
+            self._poll.modify(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            self._poll.poll(None if timeout_ns is None else math.ceil(timeout_ns / MS))
+        try:
+            data = self._connection.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise Hangup from error
+        if not data:
+            raise Hangup
+        return self._reader.feed(data)
+
+    def send(self, message: Message) -> None:
+        self._unsent.append(memoryview(encode(message)))
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                sent = self._connection.send(self._unsent[0])
+                if sent < len(self._unsent[0]):
+                    self._unsent[0] = self._unsent[0][sent:]
+                else:
+                    self._unsent.popleft()
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise Hangup from error
+
+
+class TraceFile:
+    """The scheduler's inputs as lines of a file, each written at once: what an engine did before it died is what is
+    wanted.
+
+    A disk that fills up ends the trace, not the speech.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError when the file cannot be written."""
+        self._path = path
+        self._file: TextIO | None = path.open("w", encoding="utf-8", buffering=1)
+
+    def write(self, line: str) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(line)
+        except OSError as error:
+            log.error("the trace %s ends here: %s", self._path, error)
+            self.close()
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            file.close()
+        except OSError as error:
+            log.error("the end of the trace %s is lost: %s", self._path, error)
+
+
+def serve(connection: socket.socket) -> None:
+    """Be an engine for whoever holds the other end of `connection`; returns when they hang up."""
+    with connection, ExitStack() as resources:
+        line = SocketLine(connection)
+        try:
+            start = _first(line)
+            try:
+                driver, ready = build(start, line, resources)
+            except BreezeError as error:
+                line.send(StartFailed(type(error).__name__, str(error)))
+            except Exception as error:
+                log.exception("the engine cannot start")
+                line.send(StartFailed("EngineClosed", f"the engine cannot start: {type(error).__name__}: {error}"))
+            else:
+                line.send(ready)
+                driver.run()
+        except Hangup:
+            pass
+
+
+def _first(line: SocketLine) -> Start:
+    while True:
+        for message in line.receive(None):
+            if isinstance(message, Start):
+                return message
+            raise PeerError("engine_message", f"the first message is {type(message).__name__}, not Start")
+
+
+def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready]:
+    """Load the model and join the parts.  Raises CheckpointError, or BadRequest for a trace that cannot be written.
+
+    What must be closed in the end goes into `resources`.
+    """
+    # Torch takes seconds to import; a peer that sends no Start never needs it.
+    import torch
+    from breeze_rtc.models.speech_model import SpeechModel
+    from breeze_rtc.runtime.executor import Executor
+
+    from breeze_rtc.scheduling.costs import CostTable
+    from breeze_rtc.scheduling.scheduler import Scheduler
+    from breeze_rtc.scheduling.trace import TraceWriter
+
+    trace = None
+    if start.trace:
+        try:
+            trace = TraceWriter(resources.enter_context(closing(TraceFile(Path(start.trace)))).write)
+        except OSError as error:
+            raise BadRequest(f"the trace {start.trace} cannot be written: {error.strerror}") from error
+    torch.set_num_threads(start.threads)
+    model = SpeechModel.load(start.model)
+    pages_per_stream = pages_for(MAX_FRAMES, PAGE_TOKENS, 1)
+    kv_pages = pages_per_stream * start.max_streams
+    executor = Executor(
+        model, max_streams=start.max_streams, kv_pages=kv_pages, page_tokens=PAGE_TOKENS, device=start.device
+    )
+    scheduler = Scheduler(
+        specs=executor.specs,
+        sample_rate=executor.sample_rate,
+        frame_samples=executor.frame_samples,
+        slots=start.max_streams,
+        kv_pages=kv_pages,
+        page_tokens=PAGE_TOKENS,
+        costs=CostTable(),
+        trace=trace,
+    )
+    driver = Driver(
+        line=line,
+        clock=MonotonicClock(),
+        scheduler=scheduler,
+        executor=executor,
+        frontend=model.frontend,
+        max_frames=MAX_FRAMES,
+    )
+    return driver, Ready(start.model, executor.sample_rate, executor.frame_samples, tuple(model.voices))
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.WARNING, format="breeze_rtc engine: %(message)s")
+    serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()
