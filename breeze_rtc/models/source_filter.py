@@ -1,0 +1,183 @@
+"""Source-filter synthesis: pitch, voicing and two spectral envelopes in, PCM out.
+
+A pulse train at the pitch carries the harmonic envelope and white noise carries the noise envelope.  Feature frame t stands
+at the *end* of its block of `hop` samples: within the block, pitch and voicing run linearly from frame t-1 to frame t, and
+the source is faded from the filter of frame t-1 to that of frame t.  Filters have minimum phase, hence nothing before their
+input, and so every block is complete when its frame arrives: no look-ahead, no flush.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+_SILENCE = -9.5  # log amplitude of a band that says nothing
+_NOISE_SEED = 0x5EED
+
+
+@dataclass(frozen=True)
+class SourceFilterConfig:
+    sample_rate: int = 24_000
+    hop: int = 240  # samples a feature frame
+    harmonic_bands: int = 80
+    noise_bands: int = 40
+    fft: int = 1024  # filters ring for at most fft - hop samples
+    highest_harmonic_hz: float = 11_000.0
+
+    @property
+    def features(self) -> int:
+        """log f0 (Hz), voicing (0 to 1), harmonic and noise log amplitudes in mel bands."""
+        return 2 + self.harmonic_bands + self.noise_bands
+
+
+class SourceFilterState:
+    """What one stream leaves for its next chunk, one row a slot; the last row is the dummy slot."""
+
+    def __init__(self, cfg: SourceFilterConfig, slots: int, *, dtype: torch.dtype, device: torch.device | str) -> None:
+        rows = slots + 1
+        self.phase = torch.zeros(rows, dtype=torch.float64, device=device)
+        """Cycles, 0 to 1, at the end of the last block."""
+        self.position = torch.zeros(rows, dtype=torch.int64, device=device)
+        """Samples made since the slot was opened; numbers the noise."""
+        self.frame = torch.zeros(rows, cfg.features, dtype=dtype, device=device)
+        """The last feature frame, unused at position 0."""
+        self.tail = torch.zeros(rows, cfg.fft - cfg.hop, dtype=dtype, device=device)
+        """What the filters still ring into the next samples."""
+
+    def reset(self, slot: int) -> None:
+        for tensor in (self.phase, self.position, self.frame, self.tail):
+            tensor[slot].zero_()
+
+
+class SourceFilterHead(nn.Module):
+    """Features to PCM, without weights; see the module's docstring."""
+
+    _window: Tensor
+    _fold: Tensor
+
+    def __init__(self, cfg: SourceFilterConfig | None = None) -> None:
+        super().__init__()
+        cfg = cfg or SourceFilterConfig()
+        self.cfg = cfg
+        for name, bands in (("harmonic", cfg.harmonic_bands), ("noise", cfg.noise_bands)):
+            low, weight = _band_positions(cfg, bands)
+            self.register_buffer(f"_{name}_low", low, persistent=False)
+            self.register_buffer(f"_{name}_weight", weight, persistent=False)
+        rise = (torch.arange(cfg.hop, dtype=torch.float64) + 0.5) / cfg.hop
+        rise = torch.sin(rise * math.pi / 2) ** 2
+        self.register_buffer("_window", torch.stack([1 - rise, rise]), persistent=False)
+        # Folding the cepstrum onto positive time makes the filter minimum phase (Oppenheim & Schafer, section 13.4).
+        fold = torch.zeros(cfg.fft, dtype=torch.float64)
+        fold[0] = fold[cfg.fft // 2] = 1
+        fold[1 : cfg.fft // 2] = 2
+        self.register_buffer("_fold", fold, persistent=False)
+
+    def new_state(
+        self, slots: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> SourceFilterState:
+        return SourceFilterState(self.cfg, slots, dtype=dtype, device=device)
+
+    def forward(
+        self, features: Tensor, state: SourceFilterState | None = None, slots: Tensor | None = None
+    ) -> Tensor:
+        """Synthesise T feature frames.
+
+        features: (B, C, T), the rows that SourceFilterConfig.features names.
+        state, slots: the rows of `state` to continue, (B,) int64, updated in place; None starts from silence.
+        Returns (B, T * hop) in the features' dtype, clipped to [-1, 1].
+        """
+        cfg = self.cfg
+        batch, _, frames = features.shape
+        if state is None or slots is None:
+            state = SourceFilterState(cfg, batch, dtype=features.dtype, device=features.device)
+            slots = torch.arange(batch, device=features.device)
+        values = features.transpose(1, 2)
+        position = state.position[slots]
+        first = values[:, :1].clone()
+        first[:, :, 2:] = _SILENCE
+        before = torch.where((position == 0)[:, None, None], first, state.frame[slots][:, None])
+        values = torch.cat([before, values], 1)  # (B, T + 1, C)
+
+        pulses, phase = self._pulses(values, state.phase[slots])
+        index = position[:, None] + torch.arange(frames * cfg.hop, device=features.device)
+        noise = _white_noise(index).to(features.dtype).view(batch, frames, cfg.hop)
+        source = torch.stack([pulses, noise], 1)  # (B, 2, T, hop)
+
+        window = self._window.to(features)
+        spectrum = torch.fft.rfft(source[:, :, None] * window[:, None], cfg.fft)  # (B, 2 sources, 2 fades, T, bins)
+        filters = self._filters(values)  # (B, 2 sources, T + 1, bins)
+        mixed = (spectrum[:, :, 0] * filters[:, :, :-1] + spectrum[:, :, 1] * filters[:, :, 1:]).sum(1)
+        blocks = torch.fft.irfft(mixed, cfg.fft)  # (B, T, fft)
+
+        pcm, tail = self._overlap_add(blocks, state.tail[slots])
+        state.phase[slots] = phase
+        state.position[slots] = position + frames * cfg.hop
+        state.frame[slots] = values[:, -1]
+        state.tail[slots] = tail
+        return pcm.clamp(-1, 1)
+
+    def _pulses(self, values: Tensor, phase: Tensor) -> tuple[Tensor, Tensor]:
+        """Band-limited pulses, every harmonic a cosine of amplitude 1: (B, T, hop), and the phase after them."""
+        cfg = self.cfg
+        ramp = (torch.arange(cfg.hop, device=values.device, dtype=torch.float64) + 1) / cfg.hop
+        ramp_values = ramp.to(values.dtype)
+        f0 = values[..., 0].double().clamp(math.log(40.0), math.log(1000.0)).exp()
+        steps = (f0[:, :-1, None] + (f0[:, 1:] - f0[:, :-1])[..., None] * ramp) / cfg.sample_rate
+        batch, frames, hop = steps.shape
+        cycles = phase[:, None] + steps.view(batch, -1).cumsum(1)
+        turn = (cycles - cycles.floor()).to(values.dtype).view(batch, frames, hop) * math.pi
+        # sum_{h=1..H} cos(h x) = sin((H + 1/2) x) / (2 sin(x / 2)) - 1/2, with turn = x / 2 (Dirichlet's kernel).
+        harmonics = (cfg.highest_harmonic_hz / cfg.sample_rate / steps).floor().to(values.dtype)
+        slope = torch.sin(turn)
+        at_peak = slope.abs() < 1e-4
+        kernel = torch.sin((2 * harmonics + 1) * turn) / torch.where(at_peak, 1.0, 2 * slope) - 0.5
+        kernel = torch.where(at_peak, harmonics, kernel)
+        voicing = values[..., 1]
+        voicing = voicing[:, :-1, None] + (voicing[:, 1:] - voicing[:, :-1])[..., None] * ramp_values
+        last = cycles[:, -1]
+        return kernel * (2 * voicing - 0.5).clamp(0, 1), last - last.floor()
+
+    def _filters(self, values: Tensor) -> Tensor:
+        """Minimum-phase responses of both sources, (B, 2, T + 1, bins) complex."""
+        cfg = self.cfg
+        split = 2 + cfg.harmonic_bands
+        logs = []
+        for name, bands in (("harmonic", values[..., 2:split]), ("noise", values[..., split:])):
+            low, weight = getattr(self, f"_{name}_low"), getattr(self, f"_{name}_weight").to(values.dtype)
+            bounded = bands.clamp(_SILENCE, 7.0)
+            logs.append(bounded[..., low] * (1 - weight) + bounded[..., low + 1] * weight)
+        cepstrum = torch.fft.irfft(torch.stack(logs, 1), cfg.fft)
+        return torch.fft.rfft(cepstrum * self._fold.to(values), cfg.fft).exp()
+
+    def _overlap_add(self, blocks: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
+        hop = self.cfg.hop
+        batch, frames, length = blocks.shape
+        hops = -(-length // hop)
+        pieces = nn.functional.pad(blocks, (0, hops * hop - length)).view(batch, frames, hops, hop)
+        total = blocks.new_zeros(batch, frames + hops - 1, hop)
+        total.view(batch, -1)[:, : tail.shape[1]] = tail
+        for late in range(hops - 1, -1, -1):  # oldest block first, whatever the chunk, so that rounding agrees
+            total[:, late : late + frames] += pieces[:, :, late]
+        flat = total.view(batch, -1)
+        return flat[:, : frames * hop], flat[:, frames * hop : frames * hop + tail.shape[1]]
+
+
+def _band_positions(cfg: SourceFilterConfig, bands: int) -> tuple[Tensor, Tensor]:
+    """For each FFT bin the band below it and how far it lies towards the next, on the mel scale."""
+    frequencies = torch.linspace(0, cfg.sample_rate / 2, cfg.fft // 2 + 1, dtype=torch.float64)
+    top = math.log10(1 + cfg.sample_rate / 2 / 700)
+    centres = 700 * (10 ** (torch.linspace(0, top, bands, dtype=torch.float64)) - 1)
+    low = (torch.searchsorted(centres, frequencies, right=True) - 1).clamp(0, bands - 2)
+    return low, ((frequencies - centres[low]) / (centres[low + 1] - centres[low])).clamp(0, 1)
+
+
+def _white_noise(index: Tensor) -> Tensor:
+    """Uniform noise of unit variance that depends on the sample's number alone (the 64-bit SplitMix finaliser)."""
+    value = index * -7046029254386353131 + _NOISE_SEED
+    value = (value ^ (value >> 30 & 0x3FFFFFFFF)) * -4658895280553007687
+    value = (value ^ (value >> 27 & 0x1FFFFFFFFF)) * -7723592293110705685
+    uniform = (value >> 40 & 0xFFFFFF).double() / 2**24
+    return (uniform - 0.5) * math.sqrt(12.0)
