@@ -508,6 +508,8 @@ class AgentSession:
         """
         self._follow()
         stopped, self._speeches = self._speeches, []
+        # Whoever holds the mouth or waits for it is among the stopped; a callback slow to close must not keep it shut.
+        self._mouth = asyncio.Lock()
         for handle in stopped:
             handle.interrupted = True
             if handle._reply is not None:
@@ -651,9 +653,8 @@ class AgentSession:
         try:
             return await self._ears.transcribe(samples)
         except Exception as error:
-            self._report(
-                error if isinstance(error, MissingExtra) else BreezeError(f"reading the speech failed: {error}")
-            )
+            known = isinstance(error, BreezeError)
+            self._report(error if known else BreezeError(f"reading the user's speech failed: {error}"))
             return ""
 
     async def _read(self) -> None:

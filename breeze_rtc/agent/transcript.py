@@ -48,7 +48,9 @@ def _may_cut(text: str, cut: int) -> bool:
     before, after = text[cut - 1], text[cut]
     if unicodedata.combining(after) or after in _JOINERS or before == "\u200d":
         return False
-    return after.isspace() or before.isspace() or _is_unspaced(before) or _is_unspaced(after)
+    if before.isspace():
+        return False  # the space goes with what comes next
+    return after.isspace() or _is_unspaced(before) or _is_unspaced(after)
 
 
 def _is_unspaced(char: str) -> bool:

@@ -1,0 +1,260 @@
+"""A call without a world: an event loop whose time is virtual, a voice of known words, a listener with a known delay."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from breeze_rtc.clock import SECOND
+from breeze_rtc.playback import PlaybackReport, SpeechPacket, TextMark
+
+RATE = 24_000
+PACKET = 480
+WORD_SAMPLES = 9_600  # every word takes 0.4 s
+
+
+class _Jump(selectors.SelectSelector):
+    """Instead of waiting, time jumps to the next timer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time_s = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        ready = super().select(0)
+        if not ready:
+            assert timeout is not None, "nothing will ever happen again: every task waits for another"
+            self.time_s += timeout
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._jump = _Jump()
+        super().__init__(self._jump)
+
+    def time(self) -> float:
+        return self._jump.time_s
+
+
+def run(work: Coroutine[Any, Any, None], within_s: float = 300.0) -> None:
+    """Run a test in virtual time; it fails when more than `within_s` virtual seconds pass."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(within_s):
+            await work
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(limited())
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@dataclass(frozen=True)
+class Chunk:
+    start_samples: int
+    samples: int
+    packets: tuple[SpeechPacket, ...]
+    marks: tuple[TextMark, ...]
+
+
+class FakeReply:
+    """Speaks each word once a space follows it, or the text has ended."""
+
+    def __init__(self, stream: int, voice: FakeVoice) -> None:
+        self.stream = stream
+        self.text = ""
+        self.is_cancelled = False
+        self._voice = voice
+        self._more = asyncio.Event()
+        self._ended = False
+
+    def push(self, text: str) -> None:
+        self.text += text
+        self._more.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._more.set()
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self._more.set()
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        spoken_chars = samples = 0
+        while True:
+            end = self._next_word_end(spoken_chars)
+            if end is None:
+                if (self._ended or self.is_cancelled) and not self._voice.delivers_late:
+                    return
+                if self.is_cancelled:
+                    end = len(self.text)  # a step that was running still delivers, once
+                    self._ended = True
+                else:
+                    self._more.clear()
+                    await self._more.wait()
+                    continue
+            await asyncio.sleep(self._voice.word_s)
+            if self._voice.error is not None and samples >= self._voice.fails_after_words * WORD_SAMPLES:
+                raise self._voice.error
+            packets = tuple(SpeechPacket(samples + at, b"%d" % self.stream) for at in range(0, WORD_SAMPLES, PACKET))
+            marks = (TextMark(samples + WORD_SAMPLES, end),) if self._voice.has_marks else ()
+            yield Chunk(samples, WORD_SAMPLES, packets, marks)
+            if self.is_cancelled:
+                return
+            spoken_chars, samples = end, samples + WORD_SAMPLES
+
+    def _next_word_end(self, start: int) -> int | None:
+        at = start
+        while at < len(self.text) and self.text[at].isspace():
+            at += 1
+        if at == len(self.text):
+            return None
+        while at < len(self.text) and not self.text[at].isspace():
+            at += 1
+        return at if at < len(self.text) or self._ended else None
+
+
+class FakeVoice:
+    def __init__(
+        self,
+        *,
+        word_s: float = 0.05,
+        has_marks: bool = True,
+        error: Exception | None = None,
+        fails_after_words: int = 0,
+        delivers_late: bool = False,
+    ) -> None:
+        self.sample_rate = RATE
+        self.word_s = word_s
+        self.has_marks = has_marks
+        self.error = error
+        self.fails_after_words = fails_after_words
+        self.delivers_late = delivers_late
+        self.replies: list[FakeReply] = []
+
+    def speak(self, *, voice: str | None = None) -> FakeReply:
+        reply = FakeReply(len(self.replies) + 1, self)
+        self.replies.append(reply)
+        return reply
+
+
+class FakeSink:
+    """Plays the streams one after another in virtual time, and remembers what was heard when."""
+
+    def __init__(self, delay_s: float) -> None:
+        self.delay_s = delay_s
+        self.cleared: set[int] = set()
+        self.ended: set[int] = set()
+        self.late_packets = 0
+        self.is_playing = True
+        self._runs: dict[int, list[tuple[float, int]]] = {}  # stream -> (leaves at, samples)
+        self._free_at = 0.0
+
+    def write(self, stream: int, packets: tuple[SpeechPacket, ...]) -> None:
+        if stream in self.cleared:
+            self.late_packets += len(packets)
+            return
+        runs = self._runs.setdefault(stream, [])
+        for _ in packets:
+            at = max(self._free_at, now())
+            runs.append((at, PACKET))
+            self._free_at = at + PACKET / RATE
+
+    def end(self, stream: int) -> None:
+        self.ended.add(stream)
+
+    def clear(self, stream: int) -> int:
+        if stream not in self.cleared:
+            self.cleared.add(stream)
+            sent = [(at, samples) for at, samples in self._runs.get(stream, []) if at <= now()]
+            self._runs[stream] = sent
+            self._free_at = now()
+        return 0
+
+    def heard(self, stream: int, at_s: float) -> int:
+        if not self.is_playing:
+            return 0
+        ear_s = at_s - self.delay_s
+        return sum(
+            samples if ear_s >= at + samples / RATE else max(0, int((ear_s - at) * RATE))
+            for at, samples in self._runs.get(stream, [])
+        )
+
+
+class FakeCall:
+    """The other end.  `delay_s` is the path from the sink to the ear, `flush_s` how long the page takes to confirm."""
+
+    def __init__(self, *, delay_s: float = 0.1, flush_s: float = 0.03) -> None:
+        self.sink = FakeSink(delay_s)
+        self.closed = asyncio.Event()
+        self.sent: list[dict[str, Any]] = []
+        self.flushes: list[float] = []
+        self._flush_s = flush_s
+        self._muted_at: float | None = None
+        self._mic: asyncio.Queue[np.ndarray | None] = asyncio.Queue()
+
+    def position(self, stream: int) -> PlaybackReport:
+        at = now()
+        if self._muted_at is not None and stream in self.sink.cleared:
+            at = min(at, self._muted_at)
+        return PlaybackReport(stream, self.sink.heard(stream, at), int(at * SECOND), int(self.sink.delay_s * SECOND))
+
+    async def flush(self) -> None:
+        self.flushes.append(now())
+        await asyncio.sleep(self._flush_s / 2)
+        self._muted_at = now()
+        await asyncio.sleep(self._flush_s / 2)
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    async def microphone(self) -> AsyncIterator[np.ndarray]:
+        while (block := await self._mic.get()) is not None:
+            yield block
+
+    def speak(self, *, voiced_s: float, silent_s: float = 0.0) -> Coroutine[Any, Any, None]:
+        """The user makes a sound of `voiced_s`, then is silent, in real (virtual) time."""
+
+        async def speak() -> None:
+            for value, seconds in ((1.0, voiced_s), (0.0, silent_s)):
+                for _ in range(round(seconds / 0.032)):
+                    await asyncio.sleep(0.032)
+                    self._mic.put_nowait(np.full(512, value, dtype=np.float32))
+
+        return speak()
+
+    def messages(self, kind: str) -> list[dict[str, Any]]:
+        return [message for message in self.sent if message["type"] == kind]
+
+
+class LoudnessActivity:
+    """Stands in for the voice activity model: ones are voice, zeros are not."""
+
+    def open(self) -> LoudnessActivity:
+        return self
+
+    async def feed(self, block: np.ndarray) -> list[tuple[np.ndarray, float]]:
+        return [(block, float(block[0]))]
+
+
+class ScriptedEars:
+    """Hears what it was told to hear, one entry a reading."""
+
+    def __init__(self, *texts: str, takes_s: float = 0.1) -> None:
+        self.texts = list(texts)
+        self.audio: list[np.ndarray] = []
+        self._takes_s = takes_s
+
+    async def transcribe(self, samples: np.ndarray) -> str:
+        self.audio.append(samples)
+        await asyncio.sleep(self._takes_s)
+        return self.texts[min(len(self.audio), len(self.texts)) - 1] if self.texts else ""

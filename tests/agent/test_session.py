@@ -1,0 +1,756 @@
+"""One call under virtual time: speaking, being interrupted, listening, closing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_call import (
+    RATE,
+    WORD_SAMPLES,
+    FakeCall,
+    FakeVoice,
+    LoudnessActivity,
+    ScriptedEars,
+    now,
+    run,
+)
+
+from breeze_rtc.agent.session import AgentSession, Callbacks, UserTurn
+from breeze_rtc.agent.turns import State
+from breeze_rtc.errors import StepFailed
+
+NUMBERS = "one two three four five six seven eight nine ten eleven twelve"
+WORD_S = WORD_SAMPLES / RATE
+
+
+class Stage:
+    """A session, its call and its voice."""
+
+    def __init__(self, callbacks: Callbacks | None = None, **options: Any) -> None:
+        self.call = options.pop("call", None) or FakeCall()
+        self.voice = options.pop("voice", None) or FakeVoice()
+        self.session = AgentSession(callbacks or Callbacks(), call=self.call, voice=self.voice, **options)
+
+
+def on_stage(
+    act: Callable[[Stage], Coroutine[Any, Any, None]], callbacks: Callbacks | None = None, **options: Any
+) -> Stage:
+    """Run `act` beside a session in virtual time, hang up, and return what is left."""
+    stages: list[Stage] = []
+
+    async def play() -> None:
+        made = {name: value() if callable(value) else value for name, value in options.items()}
+        stage = Stage(callbacks, **made)
+        stages.append(stage)
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(stage.session.run())
+            await asyncio.sleep(0)
+            await act(stage)
+            stage.call.closed.set()
+            await call
+
+    run(play())
+    return stages[0]
+
+
+def echo(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+    async def reply() -> AsyncGenerator[str, None]:
+        yield f"you said {turn.text}"
+
+    return reply()
+
+
+def history(stage: Stage) -> list[tuple[str, str]]:
+    return [(message.role, message.text) for message in stage.session.history]
+
+
+# -- saying
+
+
+def test_a_handle_resolves_when_the_last_word_was_heard() -> None:
+    """Not when it was generated, nor when it was sent, but when it had reached the ear."""
+
+    async def act(stage: Stage) -> None:
+        handle = await stage.session.say(NUMBERS)
+        assert now() >= 12 * WORD_S + stage.call.sink.delay_s
+        assert now() < 12 * WORD_S + stage.call.sink.delay_s + 0.5
+        assert handle.heard_text == NUMBERS
+        assert handle.playback_position_s == pytest.approx(12 * WORD_S)
+        assert not handle.interrupted
+
+    stage = on_stage(act)
+    assert history(stage) == [("assistant", NUMBERS)]
+
+
+def test_speeches_are_spoken_in_order_without_a_hole() -> None:
+    """What is said next is ready when the first ends."""
+
+    async def act(stage: Stage) -> None:
+        first, second = stage.session.say("one two three"), stage.session.say("four five six")
+        await first
+        await second
+        assert now() < 6 * WORD_S + 0.5
+
+    stage = on_stage(act)
+    assert history(stage) == [("assistant", "one two three"), ("assistant", "four five six")]
+
+
+def test_text_may_come_piece_by_piece() -> None:
+    """An async iterator of text is one speech; what the page shows is the text, byte for byte."""
+
+    async def pieces() -> AsyncIterator[str]:
+        for piece in ("", "  ", "Hel", "lo wor", "ld. ", "Good", "bye."):
+            await asyncio.sleep(0.01)
+            yield piece
+
+    async def act(stage: Stage) -> None:
+        handle = await stage.session.say(pieces())
+        assert handle.text == "  Hello world. Goodbye."
+
+    stage = on_stage(act)
+    assert "".join(message["text"] for message in stage.call.messages("speech")) == "  Hello world. Goodbye."
+
+
+def test_a_blank_speech_makes_no_sound_and_no_history() -> None:
+    """Nothing to say is nothing said."""
+
+    async def act(stage: Stage) -> None:
+        assert not (await stage.session.say("  \n ")).interrupted
+
+    stage = on_stage(act)
+    assert stage.voice.replies == []
+    assert history(stage) == []
+
+
+def test_captions_follow_the_ear() -> None:
+    """A word is shown as heard after its last sample was heard, and within a caption's step of it."""
+    heard_at: list[tuple[float, int]] = []
+
+    class TimedCall(FakeCall):
+        def send(self, message: dict[str, Any]) -> None:
+            super().send(message)
+            if message["type"] == "heard":
+                heard_at.append((now(), message["chars"]))
+
+    async def act(stage: Stage) -> None:
+        await stage.session.say(NUMBERS)
+
+    on_stage(act, call=lambda: TimedCall(delay_s=1.8))
+    ends = [NUMBERS.index(word) + len(word) for word in NUMBERS.split()]
+    for at, chars in heard_at:
+        words = ends.index(chars) + 1
+        assert 1.8 + words * WORD_S <= at <= 1.8 + (words + 1) * WORD_S + 0.3
+    assert len(heard_at) >= 11
+
+
+# -- backpressure
+
+
+def test_a_callback_is_not_pulled_further_than_the_bound() -> None:
+    """A generator that could give an hour of text is held a few seconds ahead of the ear."""
+    given: list[int] = []
+
+    async def endless() -> AsyncIterator[str]:
+        for number in range(10_000):
+            given.append(number)
+            yield "word "
+
+    async def act(stage: Stage) -> None:
+        stage.session.say(endless())
+        for second in range(1, 12):
+            await asyncio.sleep(1)
+            heard_words = (second - stage.call.sink.delay_s) / WORD_S
+            assert len(given) - heard_words <= 4.0 / WORD_S + 4
+            assert len(given) - heard_words >= 3
+        stage.session.interrupt()
+
+    on_stage(act, max_unheard_s=4.0)
+
+
+def test_a_voice_that_needs_the_whole_text_gets_it() -> None:
+    """The bound is on sound; a voice that cannot begin before the end of the text does not wait for ever."""
+
+    class WholeVoice(FakeVoice):
+        def speak(self, *, voice: str | None = None) -> Any:
+            reply = super().speak(voice=voice)
+            find = reply._next_word_end
+            reply._next_word_end = lambda start: find(start) if reply._ended else None
+            return reply
+
+    async def text() -> AsyncIterator[str]:
+        for _ in range(30):
+            yield "several words at once "
+
+    async def act(stage: Stage) -> None:
+        handle = await stage.session.say(text())
+        assert handle.heard_text == handle.text
+
+    on_stage(act, voice=WholeVoice)
+
+
+# -- barge-in
+
+
+def test_an_interruption_keeps_what_the_ear_had() -> None:
+    """History, handle and page agree on the words heard, and the rest is the unheard text."""
+    closed: list[str] = []
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        try:
+            for word in NUMBERS.split():
+                yield word + " "
+        finally:
+            closed.append("finally")
+
+    async def act(stage: Stage) -> None:
+        stage.session.type("go")
+        await asyncio.sleep(3.0)
+        assert stage.session.state is State.SPEAKING
+        stage.session.interrupt()
+        # The sound is gone before anything else happens.
+        assert stage.voice.replies[0].is_cancelled
+        assert stage.call.sink.cleared == {1}
+        await asyncio.sleep(0.5)
+        # 3.0 s less 0.05 s to the first sound and 0.1 s on the way: seven words of 0.4 s.
+        assert history(stage) == [("user", "go"), ("assistant", "one two three four five six seven")]
+        assert stage.session.history[-1].interrupted
+        assert closed == ["finally"]
+        assert stage.session.state is State.LISTENING
+
+    stage = on_stage(act, Callbacks(on_user_turn=reply)) (end,) = stage.call.messages("speech_end") assert end ==
+    {"type": "speech_end", "stream": 1, "interrupted": True, "chars": len("one two three four five six seven")} assert
+    len(stage.call.flushes) == 1
+
+
+def test_a_cut_before_the_first_word_was_audible_keeps_nothing() -> None:
+    """Sound that was sent but not heard is not in the history."""
+
+    async def act(stage: Stage) -> None:
+        handle = stage.session.say(NUMBERS)
+        await asyncio.sleep(0.12)
+        stage.session.interrupt()
+        assert (await handle).heard_text == ""
+        assert handle.interrupted
+        assert handle.unheard_text == handle.text
+
+    stage = on_stage(act, call=lambda: FakeCall(delay_s=0.3))
+    assert history(stage) == []
+
+
+@pytest.mark.parametrize("has_marks", [True, False])
+@pytest.mark.parametrize("word_s", [0.05, 0.38])
+def test_words_at_a_cut_are_right_within_one(has_marks: bool, word_s: float) -> None:
+    """With marks to the word; without them never empty, never full, and near."""
+
+    async def act(stage: Stage) -> None:
+        handle = stage.session.say(NUMBERS)
+        await asyncio.sleep(3.3)
+        stage.session.interrupt()
+        heard_s = stage.call.sink.heard(1, now()) / RATE
+        await handle
+        words = len(handle.heard_text.split())
+        assert abs(words - heard_s / WORD_S) <= (1 if has_marks else 4)
+        assert 0 < words < 12
+
+    on_stage(act, voice=lambda: FakeVoice(word_s=word_s, has_marks=has_marks))
+
+
+def test_the_page_has_the_last_word_on_where_the_sound_stopped() -> None:
+    """What was still heard while the flush travelled counts as heard."""
+
+    async def act(stage: Stage) -> None:
+        handle = stage.session.say(NUMBERS)
+        await asyncio.sleep(0.05 + 0.1 + 2 * WORD_S - 0.05)
+        stage.session.interrupt()
+        assert handle.heard_text == "one"
+        await handle
+        assert handle.heard_text == "one two"
+        assert history(stage) == [("assistant", "one two")]
+
+    on_stage(act, call=lambda: FakeCall(flush_s=0.2))
+
+
+def test_late_chunks_of_an_interrupted_stream_are_not_played() -> None:
+    """A step that was running at the cut delivers into nothing."""
+
+    async def act(stage: Stage) -> None:
+        handle = stage.session.say("one two three")
+        await asyncio.sleep(0.07)
+        stage.session.interrupt()
+        await handle
+        await asyncio.sleep(1)
+        assert handle.heard_text == ""
+        assert stage.call.sink.heard(1, now()) < WORD_SAMPLES
+
+    on_stage(act, voice=lambda: FakeVoice(delivers_late=True))
+
+
+def test_everything_that_was_queued_goes_too() -> None:
+    """A barge-in drops the speech that is audible and those behind it."""
+
+    async def act(stage: Stage) -> None:
+        handles = [stage.session.say(NUMBERS) for _ in range(3)]
+        await asyncio.sleep(2)
+        stage.session.interrupt()
+        for handle in handles:
+            await handle
+        assert [handle.interrupted for handle in handles] == [True, True, True]
+        assert handles[1].heard_text == handles[2].heard_text == ""
+
+    on_stage(act)
+
+
+def test_interrupting_again_and_again_changes_nothing() -> None:
+    """interrupt() may come at any time, as often as it likes."""
+
+    async def act(stage: Stage) -> None:
+        stage.session.interrupt()
+        handle = stage.session.say(NUMBERS)
+        for _ in range(5):
+            stage.session.interrupt()
+            await asyncio.sleep(0.01)
+        assert (await handle).interrupted
+        assert (await stage.session.say("again")).heard_text == "again"
+
+    on_stage(act)
+
+
+def test_on_interrupted_is_told_what_was_heard() -> None:
+    """The callback gets the handle once its position is final."""
+    told: list[tuple[str, bool]] = []
+
+    async def on_interrupted(session: AgentSession, speech: Any) -> None:
+        told.append((speech.heard_text, speech.done))
+
+    async def act(stage: Stage) -> None:
+        stage.session.say(NUMBERS)
+        await asyncio.sleep(1.1)
+        stage.session.interrupt()
+        await asyncio.sleep(1)
+
+    on_stage(act, Callbacks(on_interrupted=on_interrupted))
+    assert told == [("one two", True)]
+
+
+def test_a_new_turn_interrupts_the_answer_to_the_last() -> None:
+    """Typing while the agent speaks cuts it; the history stays in the order things were heard."""
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        assert session.history[-1].text == turn.text
+        yield f"{turn.text}: {NUMBERS}"
+
+    async def act(stage: Stage) -> None:
+        stage.session.type("first")
+        await asyncio.sleep(2)
+        stage.session.type("second")
+        await asyncio.sleep(8)
+
+    stage = on_stage(act, Callbacks(on_user_turn=reply))
+    assert history(stage) == [
+        ("user", "first"),
+        ("assistant", "first: one two three"),
+        ("user", "second"),
+        ("assistant", f"second: {NUMBERS}"),
+    ]
+
+
+def test_a_superseded_answer_leaves_no_sound() -> None:
+    """An answer that was still being thought of when the next turn came is never heard."""
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        await asyncio.sleep(1)
+        yield turn.text
+
+    async def act(stage: Stage) -> None:
+        stage.session.type("first")
+        await asyncio.sleep(0.5)
+        stage.session.type("second")
+        await asyncio.sleep(4)
+
+    stage = on_stage(act, Callbacks(on_user_turn=reply))
+    assert [said.text for said in stage.voice.replies] == ["second"]
+    assert history(stage) == [("user", "first"), ("user", "second"), ("assistant", "second")]
+
+
+# -- the user's voice
+
+
+def hearing(*texts: str, takes_s: float = 0.1) -> dict[str, Any]:
+    return {"activity": LoudnessActivity, "ears": lambda: ScriptedEars(*texts, takes_s=takes_s)}
+
+
+def test_a_spoken_turn_is_answered_soon_after_its_end() -> None:
+    """The words are read while the silence that ends the turn is still growing."""
+
+    async def act(stage: Stage) -> None:
+        await stage.call.speak(voiced_s=1.0, silent_s=0.64)
+        silent_since = now() - 0.64
+        while not stage.voice.replies:
+            await asyncio.sleep(0.01)
+        assert now() - silent_since < 0.7
+        await asyncio.sleep(3)
+
+    stage = on_stage(act, Callbacks(on_user_turn=echo), **hearing("hello there"))
+    assert history(stage) == [("user", "hello there"), ("assistant", "you said hello there")]
+
+
+def test_speaking_interrupts_within_the_onset_time() -> None:
+    """The agent is silent a quarter of a second after the user began to speak, not at the user's pause."""
+
+    async def act(stage: Stage) -> None:
+        stage.session.say(NUMBERS)
+        await asyncio.sleep(2)
+        began = now()
+        await stage.call.speak(voiced_s=3.0)
+        assert stage.call.flushes[0] - began <= 0.25
+
+    on_stage(act, **hearing("stop"))
+
+
+def test_the_first_sound_of_the_turn_is_kept() -> None:
+    """The turn's sound begins at least 200 ms before the voice did."""
+    ears = ScriptedEars("hello")
+
+    async def act(stage: Stage) -> None:
+        await stage.call.speak(voiced_s=0, silent_s=1.0)
+        await stage.call.speak(voiced_s=1.0, silent_s=0.8)
+        await asyncio.sleep(1)
+
+    on_stage(act, activity=LoudnessActivity, ears=lambda: ears)
+    audio = ears.audio[-1]
+    assert 0.2 * 16_000 <= np.flatnonzero(audio)[0] <= 0.4 * 16_000
+    assert audio.sum() == pytest.approx(1.0 * 16_000, abs=512)
+
+
+def test_a_short_noise_does_not_interrupt() -> None:
+    """150 ms of something loud is no onset."""
+
+    async def act(stage: Stage) -> None:
+        handle = stage.session.say(NUMBERS)
+        await asyncio.sleep(2)
+        await stage.call.speak(voiced_s=0.15, silent_s=0.5)
+        assert not (await handle).interrupted
+
+    on_stage(act, **hearing("never read"))
+
+
+def test_after_a_noise_without_words_the_agent_goes_on() -> None:
+    """A longer cough interrupts, but the speech resumes at the first unheard word: nobody is left in silence."""
+
+    async def act(stage: Stage) -> None:
+        stage.session.say(NUMBERS)
+        await asyncio.sleep(2)
+        await stage.call.speak(voiced_s=0.4, silent_s=0.8)
+        await asyncio.sleep(6)
+
+    stage = on_stage(act, **hearing("..."))
+    assert " ".join(message.text for message in stage.session.history) == NUMBERS
+
+
+def test_a_noise_while_the_agent_thinks_does_not_lose_the_answer() -> None:
+    """The turn whose answer was cancelled before its first word is answered again, and asked once."""
+    asked: list[str] = []
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        asked.append(turn.text)
+        await asyncio.sleep(1)
+        yield "the answer"
+
+    async def act(stage: Stage) -> None:
+        stage.session.type("the question")
+        await asyncio.sleep(0.5)
+        await stage.call.speak(voiced_s=0.4, silent_s=0.8)
+        await asyncio.sleep(4)
+
+    stage = on_stage(act, Callbacks(on_user_turn=reply), **hearing(""))
+    assert history(stage) == [("user", "the question"), ("assistant", "the answer")]
+    assert asked == ["the question", "the question"]
+
+
+def test_a_pause_inside_a_sentence_does_not_end_the_turn() -> None:
+    """Silence shorter than the endpointing delay belongs to the turn, which is read as one."""
+
+    async def act(stage: Stage) -> None:
+        await stage.call.speak(voiced_s=1.0, silent_s=0.4)
+        await stage.call.speak(voiced_s=1.0, silent_s=0.8)
+        await asyncio.sleep(2)
+
+    stage = on_stage(act, Callbacks(on_user_turn=echo), **hearing("half", "the whole sentence"))
+    assert history(stage)[0] == ("user", "the whole sentence")
+
+
+def test_going_on_while_the_words_are_read_is_one_turn() -> None:
+    """A user who resumes before the reading is done is not answered in between."""
+
+    async def act(stage: Stage) -> None:
+        await stage.call.speak(voiced_s=1.0, silent_s=0.64)
+        await stage.call.speak(voiced_s=1.0, silent_s=0.8)
+        await asyncio.sleep(4)
+
+    stage = on_stage(act, Callbacks(on_user_turn=echo), **hearing("first half", "both halves", takes_s=0.9))
+    assert [text for role, text in history(stage) if role == "user"] == ["both halves"]
+
+
+def test_a_long_turn_is_read_in_pieces() -> None:
+    """Speech longer than the recogniser's limit loses nothing."""
+    ears = ScriptedEars("a", "b", "c", "d", "e", "f", "g")
+
+    async def act(stage: Stage) -> None:
+        for _ in range(5):
+            await stage.call.speak(voiced_s=12.0, silent_s=0.4)
+        await stage.call.speak(voiced_s=1.0, silent_s=0.8)
+        await asyncio.sleep(2)
+
+    stage = on_stage(act, Callbacks(on_user_turn=echo), activity=LoudnessActivity, ears=lambda: ears)
+    assert history(stage)[0] == ("user", "a b c d e f")
+    assert sum(audio.sum() for audio in ears.audio) == pytest.approx(61 * 16_000, rel=0.01)
+    assert max(len(audio) for audio in ears.audio) <= 30 * 16_000
+
+
+def test_without_a_recogniser_the_agent_gets_the_sound() -> None:
+    """Barge-in and turns work; the text is empty and the audio is there."""
+    turns: list[UserTurn] = []
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        turns.append(turn)
+        yield "I heard something"
+
+    async def act(stage: Stage) -> None:
+        await stage.call.speak(voiced_s=1.0, silent_s=0.8)
+        await asyncio.sleep(3)
+
+    on_stage(act, Callbacks(on_user_turn=reply), activity=LoudnessActivity)
+    assert turns[0].text == ""
+    assert turns[0].audio is not None
+    assert len(turns[0].audio) > 16_000
+
+
+def test_the_agent_does_not_talk_into_the_user() -> None:
+    """A speech that becomes ready while the user speaks waits for the end of the turn."""
+
+    async def act(stage: Stage) -> None:
+        await stage.call.speak(voiced_s=0.5)
+        handle = stage.session.say("over here")
+        await stage.call.speak(voiced_s=2.0)
+        assert stage.voice.replies == []
+        await stage.call.speak(voiced_s=0, silent_s=0.8)
+        assert not (await handle).interrupted
+
+    on_stage(act, Callbacks(on_user_turn=echo), **hearing("hello"))
+
+
+def test_a_recogniser_that_fails_does_not_end_the_call() -> None:
+    """The page is told, and the next typed turn is answered."""
+
+    class Broken:
+        async def transcribe(self, samples: np.ndarray) -> str:
+            raise OSError("no such worker")
+
+    async def act(stage: Stage) -> None:
+        await stage.call.speak(voiced_s=1.0, silent_s=0.8)
+        stage.session.type("still there?")
+        await asyncio.sleep(3)
+
+    stage = on_stage(act, Callbacks(on_user_turn=echo), activity=LoudnessActivity, ears=Broken)
+    assert "no such worker" in stage.call.messages("error")[0]["message"]
+    assert history(stage)[-1] == ("assistant", "you said still there?")
+
+
+# -- failures
+
+
+def test_a_callback_that_raises_is_reported_and_the_call_goes_on() -> None:
+    """What it had said is heard, the error reaches the page, and the next turn is answered."""
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        yield "before the fault "
+        if turn.text == "fail":
+            raise ValueError("my bug")
+
+    async def act(stage: Stage) -> None:
+        stage.session.type("fail")
+        await asyncio.sleep(3)
+        stage.session.type("work")
+        await asyncio.sleep(3)
+        assert stage.session.state is State.LISTENING
+
+    stage = on_stage(act, Callbacks(on_user_turn=reply))
+    (error,) = stage.call.messages("error")
+    assert error["code"] == "agent_failed"
+    assert "my bug" in error["fix"]
+    assert history(stage)[-1] == ("assistant", "before the fault ")
+
+
+def test_a_stage_that_raises_fails_this_speech_only() -> None:
+    """Awaiting the handle raises the voice's error; what was heard stays in the history; the next speech is spoken."""
+
+    async def act(stage: Stage) -> None:
+        handle = stage.session.say(NUMBERS)
+        with pytest.raises(StepFailed):
+            await handle
+        stage.voice.error = None
+        assert (await stage.session.say("better now")).heard_text == "better now"
+
+    stage = on_stage(act, voice=lambda: FakeVoice(error=StepFailed("depth", "boom"), fails_after_words=3))
+    assert stage.call.sink.cleared == {1}
+    assert stage.call.messages("error")[0]["code"] == "StepFailed"
+
+
+def test_yielding_something_else_than_text_is_a_clear_error() -> None:
+    """Bytes are not spoken."""
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[Any, None]:
+        yield b"bytes"
+
+    async def act(stage: Stage) -> None:
+        stage.session.type("go")
+        await asyncio.sleep(1)
+
+    stage = on_stage(act, Callbacks(on_user_turn=reply))
+    assert "yields text (str), not bytes" in stage.call.messages("error")[0]["fix"]
+
+
+def test_waiting_for_oneself_is_an_error_instead_of_a_hang() -> None:
+    """A generator cannot await the hearing of its own speech."""
+    handles: list[Any] = []
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        yield "some words "
+        await session._speeches[0]
+
+    async def act(stage: Stage) -> None:
+        stage.session.type("go")
+        await asyncio.sleep(3)
+
+    stage = on_stage(act, Callbacks(on_user_turn=reply))
+    assert handles == []
+    assert "cannot wait for its own speech" in stage.call.messages("error")[0]["fix"]
+
+
+def test_a_callback_may_be_a_coroutine_that_says_things() -> None:
+    """on_enter written as `await session.say(...)` works, and so does a say before a generator's first yield."""
+
+    async def enter(session: AgentSession) -> None:
+        await session.say("welcome")
+        await session.say("how are you")
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        await session.say("one moment")
+        yield "here it is"
+
+    async def act(stage: Stage) -> None:
+        await asyncio.sleep(4)
+        stage.session.type("go")
+        await asyncio.sleep(4)
+        assert stage.session.state is State.LISTENING
+
+    stage = on_stage(act, Callbacks(on_enter=enter, on_user_turn=reply))
+    assert [text for _, text in history(stage)] == ["welcome", "how are you", "go", "one moment", "here it is"]
+
+
+def test_a_finally_that_hangs_does_not_hold_the_call() -> None:
+    """A callback that will not close is left behind after a while; the sound stopped at once all the same."""
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        try:
+            yield NUMBERS
+            await asyncio.sleep(100)
+        finally:
+            if turn.text == "hang":
+                await asyncio.sleep(1000)
+
+    async def act(stage: Stage) -> None:
+        stage.session.type("hang")
+        await asyncio.sleep(2)
+        stage.session.type("next")
+        await asyncio.sleep(2)
+        assert history(stage)[-1] == ("user", "next")
+        assert len(stage.voice.replies) == 2
+
+    on_stage(act, Callbacks(on_user_turn=reply))
+
+
+# -- ends
+
+
+def test_closing_waits_for_the_goodbye_to_be_heard() -> None:
+    """close() returns when the last word has reached the ear."""
+
+    async def act(stage: Stage) -> None:
+        handle = stage.session.say("goodbye and good luck")
+        await stage.session.close()
+        assert handle.heard_text == "goodbye and good luck"
+        assert now() < 4 * WORD_S + 1
+
+    on_stage(act)
+
+
+def test_closing_has_a_cap() -> None:
+    """A listener that never plays does not keep the call."""
+
+    async def act(stage: Stage) -> None:
+        stage.call.sink.is_playing = False
+        handle = stage.session.say("goodbye")
+        await stage.session.close(timeout_s=3)
+        assert now() == pytest.approx(3, abs=0.1)
+        await asyncio.sleep(0.1)
+        assert (await handle).interrupted
+
+    on_stage(act)
+
+
+def test_a_callback_may_close_the_call_after_its_last_words() -> None:
+    """`yield "bye"; await session.close()` lets the bye be heard."""
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        yield "bye for now"
+        await session.close()
+
+    ended: list[float] = []
+
+    async def play() -> None:
+        stage = Stage(Callbacks(on_user_turn=reply))
+        task = asyncio.create_task(stage.session.run())
+        await asyncio.sleep(0)
+        stage.session.type("bye")
+        await task
+        ended.append(now())
+        assert history(stage) == [("user", "bye"), ("assistant", "bye for now")]
+
+    run(play())
+    assert 3 * WORD_S < ended[0] < 3 * WORD_S + 1
+
+
+@pytest.mark.parametrize("at_s", [0.0, 0.04, 0.3, 1.0, 2.0, 6.0])
+def test_hanging_up_frees_everything_at_any_moment(at_s: float) -> None:
+    """The voice's streams are cancelled or done, the sink holds nothing, every handle resolves, no task is left."""
+    closed: list[bool] = []
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        try:
+            for word in NUMBERS.split():
+                yield word + " "
+        finally:
+            closed.append(True)
+
+    async def play() -> None:
+        stage = Stage(Callbacks(on_user_turn=reply), activity=LoudnessActivity(), ears=ScriptedEars("x"))
+        task = asyncio.create_task(stage.session.run())
+        await asyncio.sleep(0)
+        stage.session.type("go")
+        handle = stage.session.say("and more")
+        await asyncio.sleep(at_s)
+        stage.call.closed.set()
+        await task
+        for reply_ in stage.voice.replies:
+            assert reply_.is_cancelled or reply_.stream in stage.call.sink.ended
+        assert handle.done
+        assert (await stage.session.say("too late")).interrupted
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert bool(closed) == bool(stage.voice.replies) or at_s == 0.0
+
+    run(play())
