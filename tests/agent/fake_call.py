@@ -1,4 +1,4 @@
-"""A call without a world: an event loop whose time is virtual, a voice of known words, a listener with a known delay."""
+"""A call without a world: an event loop in virtual time, a voice of known words, a listener with a known delay."""
 
 from __future__ import annotations
 

@@ -221,9 +221,11 @@ def test_an_interruption_keeps_what_the_ear_had() -> None:
         assert closed == ["finally"]
         assert stage.session.state is State.LISTENING
 
-    stage = on_stage(act, Callbacks(on_user_turn=reply)) (end,) = stage.call.messages("speech_end") assert end ==
-    {"type": "speech_end", "stream": 1, "interrupted": True, "chars": len("one two three four five six seven")} assert
-    len(stage.call.flushes) == 1
+    stage = on_stage(act, Callbacks(on_user_turn=reply))
+    (end,) = stage.call.messages("speech_end")
+    chars = len("one two three four five six seven")
+    assert end == {"type": "speech_end", "stream": 1, "interrupted": True, "chars": chars}
+    assert len(stage.call.flushes) == 1
 
 
 def test_a_cut_before_the_first_word_was_audible_keeps_nothing() -> None:
@@ -389,7 +391,7 @@ def test_a_spoken_turn_is_answered_soon_after_its_end() -> None:
     async def act(stage: Stage) -> None:
         await stage.call.speak(voiced_s=1.0, silent_s=0.64)
         silent_since = now() - 0.64
-        while not stage.voice.replies:
+        while not stage.voice.replies:  # noqa: ASYNC110 - it watches from outside
             await asyncio.sleep(0.01)
         assert now() - silent_since < 0.7
         await asyncio.sleep(3)
