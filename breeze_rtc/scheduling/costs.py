@@ -34,6 +34,8 @@ class CostTable:
         # The last durations of each key, in order of arrival and sorted.
         self._recent: dict[CostKey, deque[int]] = {}
         self._sorted: dict[CostKey, list[int]] = {}
+        # Goes up with every observation: what was looked up before may have changed.
+        self.version = 0
         # What `predict_ns` answers, for keys that have been seen ...
         self._known: dict[CostKey, int] = {}
         # ... and for those that have not; forgotten when the stage learns something.
@@ -72,6 +74,7 @@ class CostTable:
         # The smallest value that nine of ten do not exceed; the largest while there are fewer than ten.
         self._known[key] = ordered[(9 * len(ordered) - 1) // 10]
         self._guessed[stage].clear()
+        self.version += 1
 
     def state(self) -> list[tuple[int, int, int, tuple[int, ...]]]:
         """Everything learnt, as (stage, bucket, size, durations): plain values, to be written down."""

@@ -135,6 +135,10 @@ class Scheduler:
         self._out: dict[int, Step] = {}
         self._next_id = 0
         self._events: list[Event] = []
+        # Predicted time of one frame, and of a one-frame codec step, with all open streams in it; and what for.
+        self._frame_cost_ns = 0
+        self._codec_cost_ns = 0
+        self._costs_are_for = (0, -1)
         # The last step was a first sound that rule 3 forced past a stream in danger.
         self._was_forced = False
 
@@ -300,11 +304,11 @@ class Scheduler:
 
     def wake_at(self) -> int | None:
         """When there will be a step without any further input; None if never.  Not after the time means: now."""
-        frame_cost_ns, codec_cost_ns = self._frame_costs()
+        self._look_up_costs()
         at_ns = NEVER
         for s in self._streams.values():
             if s.out is None and not s.is_cancelled:
-                at_ns = min(at_ns, self._due_at(s, frame_cost_ns, codec_cost_ns))
+                at_ns = min(at_ns, self._due_at(s))
         return None if at_ns == NEVER else max(at_ns, self._now)
 
     def next_step(self, now: int) -> Step | None:
@@ -330,7 +334,7 @@ class Scheduler:
 
     def stats(self, now: int) -> SchedulerStats:
         """A snapshot for plots and metrics; changes nothing."""
-        frame_cost_ns, codec_cost_ns = self._frame_costs()
+        self._survey(now)
         waiting_ns = [0, 0, 0]
         streams = []
         for s in self._streams.values():
@@ -341,14 +345,13 @@ class Scheduler:
             lead_ns = 0
             if s.has_spoken:
                 lead_ns = max(0, s.listener.dry_at(now) - now) + s.pending * self._frame_ns
-            slack_ns = self._slack(s, now, frame_cost_ns, codec_cost_ns)
             streams.append(
                 StreamStats(
                     stream=s.id,
                     priority=s.priority,
-                    stage=_stage_name(s, self._due_at(s, frame_cost_ns, codec_cost_ns) <= now),
+                    stage=_stage_name(s, self._due_at(s) <= now),
                     lead_ns=lead_ns,
-                    slack_ns=None if slack_ns == NEVER else slack_ns,
+                    slack_ns=None if s.slack_ns == NEVER else s.slack_ns,
                     heard_samples=s.listener.heard(now),
                     delivered_samples=s.samples,
                     target_frames=s.target,
@@ -364,7 +367,16 @@ class Scheduler:
 
     # ---- when each stream is due -------------------------------------------------------------------------------------
 
-    def _due_at(self, s: Stream, frame_cost_ns: int, codec_cost_ns: int) -> int:
+    def _look_up_costs(self) -> None:
+        """Predict, once per decision, what the times below are reckoned with."""
+        streams = max(1, len(self._streams))
+        if self._costs_are_for == (streams, self._costs.version):
+            return
+        self._costs_are_for = (streams, self._costs.version)
+        self._frame_cost_ns = self._frame_ns_for(streams)
+        self._codec_cost_ns = self._cost(Stage.CODEC, min(streams, self._specs[Stage.CODEC].max_rows), 1)
+
+    def _due_at(self, s: Stream) -> int:
         """The first time at which the stream by itself makes a step necessary, if nothing else happens.
 
         The deadline changes once without any input: when the last report goes stale.  It can only move forward then,
@@ -372,99 +384,105 @@ class Scheduler:
         """
         if s.can_encode or s.made < s.started or s.can_prefill:
             return 0
+        if not s.has_spoken:
+            return 0 if self._is_ready(s) else NEVER
         listener = s.listener
-        fresh_ns = self._sound_due_at(s, listener.fresh_ns, frame_cost_ns, codec_cost_ns)
+        decode_at, generate_at, _ = self._sound_due_at(s, listener.fresh_ns)
+        fresh_ns = min(decode_at, generate_at)
         if fresh_ns < listener.stale_ns:
             return fresh_ns
-        return max(listener.stale_ns, self._sound_due_at(s, listener.fallback_ns, frame_cost_ns, codec_cost_ns))
+        decode_at, generate_at, _ = self._sound_due_at(s, listener.fallback_ns)
+        return max(listener.stale_ns, min(decode_at, generate_at))
 
-    def _sound_due_at(self, s: Stream, deadline_ns: int, frame_cost_ns: int, codec_cost_ns: int) -> int:
-        return min(
-            self._generate_at(s, deadline_ns, eager=False),
-            self._decode_at(s, deadline_ns, frame_cost_ns, codec_cost_ns),
-        )
+    def _is_ready(self, s: Stream) -> bool:
+        """A stream that has not spoken and has its prompt behind it has work for BACKBONE or CODEC.
 
-    def _generate_at(self, s: Stream, deadline_ns: int, *, eager: bool) -> int:
-        """When BACKBONE may start the stream's next frame: by itself, or (`eager`) riding in a step that runs anyway.
+        A listener who is not playing yet is prepared for: the first chunk is made, and nothing after it.
+        """
+        if s.made < s.target and not s.is_generated:
+            return s.can_generate or (s.made > 0 and s.starved_at is not None)
+        return s.made > 0
+
+    def _sound_due_at(self, s: Stream, deadline_ns: int) -> tuple[int, int, int]:
+        """For a stream that has spoken: when its frames should go to CODEC; when BACKBONE should start its next
+        frame; when it may, riding in a step that runs anyway.
 
         A chunk is begun when it will end below the lead cap; of its own accord half a chunk later than that, so that
-        resting streams come back together rather than each waking the machine for itself.
+        resting streams come back together rather than each waking the machine for itself.  Once begun it is completed.
         """
-        if not s.can_generate:
-            return NEVER
-        if not s.has_spoken:
-            return 0 if s.pending < s.target else NEVER
-        if s.listener.is_held:
-            return NEVER
-        if not s.interactive or 0 < s.made - s.delivered < s.target:
-            return 0
-        chunks_ns = s.target * self._frame_ns if eager else s.target * self._frame_ns * 3 // 2
-        return deadline_ns + s.pending * self._frame_ns + chunks_ns - self._lead_cap_ns
-
-    def _decode_at(self, s: Stream, deadline_ns: int, frame_cost_ns: int, codec_cost_ns: int) -> int:
-        """When frames of the stream should go to the codec."""
         pending = s.made - s.delivered
-        if pending == 0 or s.started > s.made:
-            return NEVER
-        if pending >= s.target or s.is_generated or (not s.has_spoken and s.starved_at is not None):
-            # A held listener's last chunk is decoded too: then the stream ends and what it holds is free.
-            return 0 if s.is_generated or not (s.has_spoken and s.listener.is_held) else NEVER
-        if not s.has_spoken or s.listener.is_held:
-            return NEVER
-        return flush_at(deadline_ns, frame_cost_ns, codec_cost_ns, GUARD_NS)
-
-    def _slack(self, s: Stream, now: int, frame_cost_ns: int, codec_cost_ns: int) -> int:
-        """Time to spare before the next sound must start to be made; NEVER where none is owed or none can be made."""
-        if not s.has_spoken or s.listener.is_held:
-            return NEVER
-        spare_ns = s.listener.dry_at(now) + s.ease_ns - now - codec_cost_ns
-        if s.made > s.delivered:
-            return spare_ns
-        if s.is_generated or (s.starved_at is not None and not s.segments):
-            return NEVER
-        return spare_ns - frame_cost_ns
-
-    def _frame_costs(self) -> tuple[int, int]:
-        """Predicted time of one frame, and of a one-frame codec step, with all open streams in the batch."""
-        streams = len(self._streams)
-        if not streams:
-            return 0, 0
-        frame_ns = self._stage_ns(Stage.BACKBONE, streams) + self._stage_ns(Stage.DEPTH, streams)
-        return frame_ns, self._cost(Stage.CODEC, min(streams, self._specs[Stage.CODEC].max_rows), 1)
+        if s.speech_ended or s.started >= s.max_frames:
+            # Even if the listener is paused: then the stream ends, and what it holds is free.
+            return 0 if pending else NEVER, NEVER, NEVER
+        if s.listener.is_held:
+            return NEVER, NEVER, NEVER
+        if not pending:
+            decode_at = NEVER
+        elif pending >= s.target:
+            decode_at = 0
+        else:
+            decode_at = flush_at(deadline_ns, self._frame_cost_ns, self._codec_cost_ns, GUARD_NS)
+        if s.starved_at is not None:
+            return decode_at, NEVER, NEVER
+        if not s.interactive or 0 < pending < s.target:
+            return decode_at, 0, 0
+        chunk_ns = s.target * self._frame_ns
+        may_at = deadline_ns + pending * self._frame_ns + chunk_ns - self._lead_cap_ns
+        return decode_at, may_at + chunk_ns // 2, may_at
 
     # ---- the choice --------------------------------------------------------------------------------------------------
 
     def _survey(self, now: int) -> _Work:
-        """Sort the streams by what they can do now.  Every stream that is due is in at least one list."""
-        frame_cost_ns, codec_cost_ns = self._frame_costs()
-        work = _Work(frame_cost_ns, codec_cost_ns)
+        """Sort the streams by what they can do now, and find their slack.  Every stream that is due is in a list."""
+        self._look_up_costs()
+        work = _Work()
+        codec_cost_ns = self._codec_cost_ns
+        frameless: list[Stream] = []
+        soon_ns = 2 * self._frame_cost_ns
+        rows_soon = 0
         for s in self._streams.values():
+            s.slack_ns = NEVER
             if s.is_cancelled:
                 continue
-            s.slack_ns = slack_ns = self._slack(s, now, frame_cost_ns, codec_cost_ns)
-            work.tightest_ns = min(work.tightest_ns, slack_ns)
+            if not s.has_spoken:
+                if s.out is None:
+                    if s.made < s.started:
+                        work.depth.append(s)
+                    elif s.can_encode or s.can_prefill or self._is_ready(s):
+                        work.new.append(s)
+                continue
+            listener = s.listener
+            deadline_ns = listener.fresh_ns if now < listener.stale_ns else listener.fallback_ns
+            if not listener.is_held:
+                spare_ns = deadline_ns + s.ease_ns - now - codec_cost_ns
+                if s.made > s.delivered:
+                    s.slack_ns = spare_ns
+                    work.tightest_ns = min(work.tightest_ns, spare_ns)
+                elif s.starved_at is None or s.segments:
+                    s.slack_ns = spare_ns
+                    frameless.append(s)
+                    if spare_ns < soon_ns:
+                        rows_soon += s.rows
             if s.out is not None:
                 continue
             if s.made < s.started:
                 work.depth.append(s)
-            elif not s.has_spoken:
-                if (
-                    s.can_encode
-                    or s.can_prefill
-                    or self._decode_at(s, 0, 0, 0) == 0
-                    or self._generate_at(s, 0, eager=False) == 0
-                ):
-                    work.new.append(s)
-            else:
-                if s.can_encode:
-                    work.text.append(s)
-                deadline_ns = s.listener.dry_at(now)
-                if self._decode_at(s, deadline_ns, frame_cost_ns, codec_cost_ns) <= now:
-                    work.codec.append(s)
-                if self._generate_at(s, deadline_ns, eager=True) <= now:
-                    work.backbone.append(s)
-                    if self._generate_at(s, deadline_ns, eager=False) <= now:
-                        work.is_backbone_due = True
+                continue
+            if s.segments and s.can_encode:
+                work.text.append(s)
+            decode_at, generate_at, may_generate_at = self._sound_due_at(s, deadline_ns)
+            if decode_at <= now:
+                work.codec.append(s)
+            if may_generate_at <= now:
+                work.backbone.append(s)
+                if generate_at <= now:
+                    work.is_backbone_due = True
+        if frameless:
+            # The step that would save them carries those who need it soon, not everybody.
+            work.rescue_ns = self._frame_ns_for(max(1, rows_soon))
+            for s in frameless:
+                s.slack_ns -= work.rescue_ns
+                work.tightest_ns = min(work.tightest_ns, s.slack_ns)
         return work
 
     def _first_sound(self, work: _Work, now: int) -> Step | None:
@@ -512,7 +530,7 @@ class Scheduler:
         """The next step for these streams, none of which has spoken: what is closest to sound, except that text goes
         before prefill, because what is encoded now joins that prefill.
         """
-        decodable = [s for s in waiting if self._decode_at(s, 0, 0, 0) == 0]
+        decodable = [s for s in waiting if s.made and (s.made >= s.target or not s.can_generate)]
         if decodable:
             return self._decode(decodable, riders=[])
         texts = [s for s in waiting if s.can_encode]
@@ -526,43 +544,52 @@ class Scheduler:
     def _go_on(self, work: _Work) -> Step | None:
         """Rule 4: a step for streams that have spoken; None when none of them is due."""
         codec, text = _by_slack(work.codec), _by_slack(work.text)
-        backbone = _by_slack(work.backbone) if work.is_backbone_due else []
-        behind_ns = min((s.slack_ns for s in backbone), default=NEVER)
+        # Frames are urgent for those who have none in hand: what the others need next is the codec.
+        backbone = sorted(work.backbone, key=lambda s: (s.made > s.delivered, s.slack_ns, s.id))
+        frame_ns = NEVER
+        if not work.is_backbone_due:
+            backbone = []
+        elif not backbone[0].pending:
+            frame_ns = backbone[0].slack_ns
+        # Text is urgent for those who have nothing to speak without it.
         text_ns = min((s.slack_ns for s in text if s.starved_at is not None), default=NEVER)
-        if codec and (codec[0].slack_ns <= min(behind_ns, text_ns) or work.codec_cost_ns <= min(behind_ns, text_ns)):
-            return self._decode(codec, riders=work.backbone)
-        if text and (text_ns <= behind_ns or self._text_cost(text) <= behind_ns):
+        if codec:
+            # How late the later of the two would be, either way round.
+            other_ns = min(text_ns, frame_ns)
+            codec_first_ns = max(0, -codec[0].slack_ns, self._codec_cost_ns - other_ns)
+            codec_last_ns = max(0, -other_ns, work.rescue_ns - codec[0].slack_ns)
+            if other_ns == NEVER or codec_first_ns <= codec_last_ns:
+                return self._decode(codec, riders=work.backbone)
+        if text and (text_ns <= frame_ns or self._text_cost(text) <= frame_ns):
             return self._issue(Stage.TEXT, text)
         if backbone:
             return self._issue(Stage.BACKBONE, self._helpful(backbone, work))
-        if codec:
-            return self._decode(codec, riders=work.backbone)
         return None
 
     def _helpful(self, backbone: list[Stream], work: _Work) -> list[Stream]:
-        """The streams, least slack first, that one frame step should carry.
+        """The streams, most urgent first, that one frame step should carry: usually all that may.
 
-        While a first sound waits: those in its way, and whoever fits their bucket for nothing.  If the first of them
-        would be late in a full step but not in a smaller one: as many as the smaller one holds.  Otherwise all.
+        While a first sound waits for some of them: those, and whoever comes along for a quarter more time.  Else, if
+        the first would be late in a full step but not in a smaller one: as many as the smaller one holds.
         """
         spec = self._specs[Stage.BACKBONE]
-        rows = sum(s.rows for s in backbone)
-        limit = min(rows, spec.max_rows)
-        in_danger = sum(s.rows for s in backbone if s.slack_ns < work.in_danger_below_ns)
-        if in_danger:
-            limit = min(limit, bucket_of(spec, min(in_danger, spec.max_rows)))
+        rows = min(sum(s.rows for s in backbone), spec.max_rows)
         first = backbone[0]
-        if first.slack_ns < 0:
-            for bucket in reversed(spec.buckets):
-                saved_ns = (
-                    work.frame_cost_ns - self._stage_ns(Stage.BACKBONE, bucket) - self._stage_ns(Stage.DEPTH, bucket)
-                )
-                if first.rows <= bucket <= limit and first.slack_ns + saved_ns >= 0:
-                    limit = bucket
-                    break
+        in_danger = sum(s.rows for s in backbone if not s.pending and s.slack_ns < work.in_danger_below_ns)
+        if in_danger:
+            limit_ns = self._frame_ns_for(min(in_danger, rows)) * 5 // 4
+        elif not first.pending:
+            limit_ns = work.rescue_ns + first.slack_ns
+        else:
+            limit_ns = NEVER
+        limit = rows
+        if self._frame_ns_for(rows) > limit_ns:
+            fitting = [bucket for bucket in spec.buckets if bucket < rows and self._frame_ns_for(bucket) <= limit_ns]
+            # When no step is small enough, the first is late anyway, and the others are best served by a full one.
+            limit = max(first.rows, min(in_danger, rows), fitting[-1]) if fitting else rows
         chosen, used = [], 0
         for s in backbone:
-            if used + s.rows <= max(limit, first.rows):
+            if used + s.rows <= limit:
                 chosen.append(s)
                 used += s.rows
         return chosen
@@ -669,14 +696,14 @@ class Scheduler:
         s.delivered += frames
         s.listener.deliver(samples, now)
         s.last_chunk = frames
-        streams = len(self._streams)
-        codec_rows = min(streams, self._specs[Stage.CODEC].max_rows)
+        self._look_up_costs()
+        codec_rows = min(len(self._streams), self._specs[Stage.CODEC].max_rows)
         s.target = next_chunk(
             self._ladder,
             last=frames,
             longest=self._longest_chunk(s),
             room_ns=s.listener.dry_at(now) - now - GUARD_NS,
-            frame_cost_ns=self._frame_costs()[0],
+            frame_cost_ns=self._frame_cost_ns,
             codec_cost_ns=lambda rung: self._cost(Stage.CODEC, codec_rows, rung),
         )
 
@@ -712,6 +739,10 @@ class Scheduler:
     def _stage_ns(self, stage: Stage, rows: int, units: int = 1) -> int:
         return stage_ns(self._costs, self._specs, stage, rows, units)
 
+    def _frame_ns_for(self, rows: int) -> int:
+        """Predicted time of one frame for `rows`."""
+        return self._stage_ns(Stage.BACKBONE, rows) + self._stage_ns(Stage.DEPTH, rows)
+
     def _text_cost(self, streams: list[Stream]) -> int:
         spec = self._specs[Stage.TEXT]
         rows = min(len(streams), spec.max_rows)
@@ -737,19 +768,18 @@ class _Work:
     __slots__ = (
         "backbone",
         "codec",
-        "codec_cost_ns",
         "depth",
-        "frame_cost_ns",
         "in_danger_below_ns",
         "is_backbone_due",
         "new",
+        "rescue_ns",
         "text",
         "tightest_ns",
     )
 
-    def __init__(self, frame_cost_ns: int, codec_cost_ns: int) -> None:
-        self.frame_cost_ns = frame_cost_ns
-        self.codec_cost_ns = codec_cost_ns
+    def __init__(self) -> None:
+        # Predicted time of a frame step that carries those who need it soon.
+        self.rescue_ns = 0
         # The least slack of all who have spoken, those whose step is out included.
         self.tightest_ns = NEVER
         # Streams with less slack than this keep a first sound waiting.
