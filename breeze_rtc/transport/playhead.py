@@ -102,7 +102,7 @@ class Playhead:
         self._path_ns: int | None = None
         # Round trip to the listener, where the transport knows it.
         self.rtt_ns: int | None = None
-        # The last position told; positions do not go back behind it until the next flush.
+        # The last position told; positions do not go back behind it.
         self._floor_ticks = 0
         # Where the ear stopped, while nothing is played.
         self._stopped_ticks: int | None = None
@@ -125,15 +125,21 @@ class Playhead:
             self.old += 1
             return False
         previous, was_playing = self._last, self.is_playing(now)
-        stopped = self.position(now, sent_ticks).ticks if was_playing else self._stopped_ticks
+        stopped = self._ticks(now, sent_ticks) if was_playing else self._stopped_ticks
         self._last, self._last_at = report, now
         anchor = self._anchor_of(report, previous, sent_ticks, now)
         if anchor is not None:
             self.accepted += 1
+            if self._anchor is None:
+                # Told so far were estimates; the first measurement may lie behind them.
+                self._floor_ticks, stopped = 0, None
             self._anchor = anchor
             if anchor.is_advancing:
                 self._path_ns = self._path_of(anchor)
-        self._stopped_ticks = None if self.is_playing(now) else stopped
+        if self.is_playing(now):
+            self._stopped_ticks = None
+        else:
+            self._stopped_ticks = stopped if stopped is not None else self._ticks(now, sent_ticks)
         return anchor is not None
 
     def flush(self, resume_ticks: int) -> None:
@@ -184,29 +190,34 @@ class Playhead:
         return not (last.rtp is not None and last.age_ms * MS > STUCK_NS)
 
     def position(self, now: int, sent_ticks: int) -> Position:
-        """Where the ear is at `now`, when the slots before `sent_ticks` have left."""
-        is_playing = self.is_playing(now)
-        # A page that went to sleep was heard until our patience ended, at the most.
-        heard_until = now
-        if not is_playing and self._last is not None:
-            patience_ns = FROZEN_NS if self._last.visible else HIDDEN_FROZEN_NS
-            heard_until = min(now, self._last_at + patience_ns)
+        """Where the ear is at `now`, when the slots before `sent_ticks` have left.
+
+        Positions do not go back, but for a flush and for the first measurement after estimates.
+        """
         path_ns, error_ns, source, is_measured = self._path(now)
-        ticks = self._clock.ticks_at(heard_until - path_ns)
-        anchor = self._anchor
-        if anchor is not None and not anchor.is_advancing and is_measured:
-            ticks = min(ticks, anchor.ticks + SLOT_TICKS - LOOK_AHEAD_48K)
-        if not is_playing and self._stopped_ticks is not None:
-            ticks = self._stopped_ticks
-        ticks = max(self._floor_ticks, min(ticks, sent_ticks))
-        self._floor_ticks = ticks
-        return Position(ticks, now, path_ns, error_ns, source, is_measured, is_playing)
+        ticks = self._floor_ticks = self._ticks(now, sent_ticks)
+        return Position(ticks, now, path_ns, error_ns, source, is_measured, self.is_playing(now))
 
     def arrives_at(self, ticks: int, now: int) -> int:
         """When `ticks` reach the ear, as things stand at `now`."""
         return self._clock.time_of(ticks) + self._path(now)[0]
 
     # ---
+
+    def _ticks(self, now: int, sent_ticks: int) -> int:
+        is_playing = self.is_playing(now)
+        if not is_playing and self._stopped_ticks is not None:
+            return max(self._floor_ticks, self._stopped_ticks)
+        heard_until = now
+        if not is_playing and self._last is not None:
+            # The page went to sleep: it was heard until our patience ended, at the most.
+            heard_until = min(now, self._last_at + (FROZEN_NS if self._last.visible else HIDDEN_FROZEN_NS))
+        path_ns, _, _, is_measured = self._path(now)
+        ticks = self._clock.ticks_at(heard_until - path_ns)
+        anchor = self._anchor
+        if anchor is not None and not anchor.is_advancing and is_measured:
+            ticks = min(ticks, anchor.ticks + SLOT_TICKS - LOOK_AHEAD_48K)
+        return max(self._floor_ticks, min(ticks, sent_ticks))
 
     def _path(self, now: int) -> tuple[int, int, str, bool]:
         """Path delay, its error, its source, and whether it is measured."""

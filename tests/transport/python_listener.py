@@ -44,6 +44,7 @@ class PythonListener:
         self.heard: list[Heard] = []
         self.muted = False
         self.played = asyncio.Event()
+        self.on_heard: Callable[[], None] = lambda: None
         self._seq = 0
         self._first_rtp: int | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -170,6 +171,7 @@ class PythonListener:
                 left = frame.to_ndarray().reshape(-1, 2)[:, 0].copy()
                 self.heard.append(Heard(rtp.add(self._first_rtp, frame.pts), clock.now(), left))
                 self.played.set()
+                self.on_heard()
 
 
 class Microphone(MediaStreamTrack):

@@ -1,0 +1,497 @@
+"""A call and a listener in one process, over real UDP."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import av
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from python_listener import Microphone, PythonListener, clock
+
+from breeze_rtc.clock import MS, SECOND
+from breeze_rtc.errors import PeerError
+from breeze_rtc.media import rtp
+from breeze_rtc.media.opus import SILENCE_PACKET, SpeechEncoder
+from breeze_rtc.playback import PlaybackReport, SpeechPacket
+from breeze_rtc.transport.signaling import IceServer, Offer
+from breeze_rtc.transport.webrtc import UPLINK_BLOCK, WebRtcCall
+
+
+def speech(seconds: float, *, hz: float = 200.0) -> tuple[SpeechPacket, ...]:
+    """A gliding tone, so that no two places sound alike."""
+    t = np.arange(round(seconds * 24_000)) / 24_000
+    encoder = SpeechEncoder()
+    return encoder.encode((np.sin(2 * np.pi * (hz + 300 * t) * t) * 9_000).astype(np.int16)) + encoder.end()
+
+
+class Conversation:
+    """A call and a listener, connected; both are closed at the end."""
+
+    def __init__(self, *, microphone: Microphone | None = None, reports: bool = True, **options: Any) -> None:
+        self.reports: list[PlaybackReport] = []
+        self._changed = asyncio.Event()
+        self._reports = reports
+        self.listener = PythonListener(microphone=microphone)
+        self.listener.on_heard = self._changed.set
+        self.call = WebRtcCall(on_report=self._on_report, **options)
+
+    def _on_report(self, report: PlaybackReport) -> None:
+        self.reports.append(report)
+        self._changed.set()
+
+    async def until(self, predicate: Callable[[], bool]) -> None:
+        """Wait for it; looked at whenever a frame is heard or a report is told."""
+        async with asyncio.timeout(10):
+            while not predicate():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def connect(self) -> None:
+        await self.listener.accept(await self.call.answer(await self.listener.offer()))
+        if self._reports:
+            self.listener.start_reports(self.call.report)
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        await self.until(self.listener.played.is_set)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.call.close()
+        await self.listener.close()
+
+    @property
+    def origin(self) -> int:
+        assert self.call._playhead is not None
+        return self.call._playhead.origin_rtp
+
+    def say(self, stream: int, packets: tuple[SpeechPacket, ...]) -> None:
+        self.call.sink.write(stream, packets)
+        self.call.sink.end(stream)
+
+    def is_heard(self, stream: int, samples: int) -> bool:
+        return any(report.stream == stream and report.heard_samples >= samples for report in self.reports)
+
+    def sound_of(self, stream: int, packets: int) -> NDArray[np.int16]:
+        """What the listener's speaker played in the slots of the stream."""
+        first = self.call.sink.first_ticks(stream)
+        assert first is not None
+        return self.listener.pcm(rtp.add(self.origin, first), packets * 960)
+
+
+def decoded(payloads: list[bytes]) -> NDArray[np.int16]:
+    """What a decoder that never lost anything makes of these packets, 48 kHz."""
+    decoder = av.CodecContext.create("libopus", "r")
+    decoder.format, decoder.layout, decoder.sample_rate = "s16", "stereo", 48_000  # type: ignore[assignment]
+    frames = [frame for data in payloads for frame in decoder.decode(av.Packet(data))]
+    return np.concatenate([frame.to_ndarray().reshape(-1, 2)[:, 0] for frame in frames])
+
+
+async def test_sound_arrives_sample_by_sample_where_the_map_says() -> None:
+    """Every sample of a stream is at the RTP position of its slot, as if the packets had never been sent anywhere."""
+    async with Conversation() as talk:
+        packets = speech(0.7)
+        talk.say(1, packets)
+        await talk.until(lambda: talk.is_heard(1, 480 * len(packets)))
+        await talk.until(lambda: talk.listener.ticks_at(clock.now(), talk.origin) > talk.call.sink.end_ticks(1))
+        heard = talk.sound_of(1, len(packets) + 2)
+        first = talk.call.sink.first_ticks(1)
+        silence = [SILENCE_PACKET] * (first // 960)
+        expected = decoded([*silence, *(packet.payload for packet in packets), SILENCE_PACKET, SILENCE_PACKET])
+        assert np.array_equal(heard, expected[first : first + heard.size])
+        assert np.abs(heard).max() > 4_000
+        assert talk.call.stats().gaps == 0
+
+
+async def test_the_position_is_the_listeners_own() -> None:
+    """With four reports a second it is within 40 ms of what has really left the loudspeaker."""
+    async with Conversation() as talk:
+        packets = speech(1.2)
+        talk.say(1, packets)
+        errors: list[float] = []
+
+        def compare() -> bool:
+            at = clock.now()
+            position = talk.call._where(at)
+            real = talk.listener.ticks_at(at, talk.origin)
+            if talk.call.sink.is_open and position is not None and real is not None:
+                errors.append((position.ticks - real) / 48)
+            return talk.is_heard(1, 480 * len(packets))
+
+        await talk.until(compare)
+        assert len(errors) > 40
+        assert np.percentile(np.abs(errors), 95) < 40
+        assert abs(np.median(errors)) < 10
+        last = talk.reports[-1]
+        assert last.is_measured
+        assert last.is_playing
+        assert 80 * MS < last.path_delay_ns < 400 * MS
+
+
+async def test_positions_are_told_until_all_is_heard_and_never_fall() -> None:
+    """Four times a second and at once at the end; then no more."""
+    async with Conversation() as talk:
+        packets = speech(0.6)
+        talk.say(5, packets)
+        await talk.until(lambda: talk.is_heard(5, 480 * len(packets)))
+        told = [report for report in talk.reports if report.stream == 5]
+        heard = [report.heard_samples for report in told]
+        assert heard == sorted(heard)
+        assert max(b.at_ns - a.at_ns for a, b in itertools.pairwise(told)) < SECOND
+        talk.call.report(talk.listener.report())
+        assert [report for report in talk.reports if report.stream == 5] == told
+        first_heard = talk.call.heard_at(5)
+        assert first_heard is not None
+        assert first_heard < told[-1].at_ns
+
+
+async def test_a_stream_that_is_fed_late_says_when_it_runs_dry() -> None:
+    """The report names the slot the next packet must not miss."""
+    async with Conversation() as talk:
+        packets = speech(0.6)
+        await talk.until(lambda: talk.call.sink.is_open)
+        talk.call.sink.write(1, packets[:25])
+        report = talk.call.position(1)
+        assert report.dry_at_ns is not None
+        assert abs(report.dry_at_ns - report.at_ns - 500 * MS) <= 20 * MS
+
+
+async def test_speech_waits_for_a_listener_who_plays() -> None:
+    """Packets that come before the output is open would be squeezed into the first second."""
+    async with Conversation(reports=False) as talk:
+        talk.say(1, speech(0.2))
+        heard = len(talk.listener.heard)
+        await talk.until(lambda: len(talk.listener.heard) > heard + 10)
+        assert talk.call.sink.queued_packets > 0
+        assert all(not frame.pcm.any() for frame in talk.listener.heard)
+        talk.call.report(talk.listener.report())
+        await talk.until(lambda: talk.call.sink.queued_packets == 0)
+
+
+async def test_a_listener_who_never_reports_is_spoken_to_all_the_same() -> None:
+    """After a while, with positions that say they are estimates."""
+    async with Conversation(reports=False, first_report_timeout_s=0.3) as talk:
+        packets = speech(0.3)
+        talk.say(1, packets)
+        await talk.until(lambda: talk.is_heard(1, 480 * len(packets)))
+        assert not talk.reports[-1].is_measured
+        assert talk.call.stats().source == "estimate"
+
+
+async def test_a_muted_listener_is_waited_for() -> None:
+    """Speech stands still while nobody hears it, and goes on without a gap in the count."""
+    async with Conversation() as talk:
+        packets = speech(0.5)
+        talk.say(1, packets)
+        await talk.until(lambda: 0 < talk.call.sink.queued_packets < 20)
+        talk.listener.muted = True
+        talk.call.report(talk.listener.report())
+        left = talk.call.sink.queued_packets
+        heard = len(talk.listener.heard)
+        await talk.until(lambda: len(talk.listener.heard) > heard + 10)
+        assert talk.call.sink.queued_packets == left
+        assert not talk.call.position(1).is_playing
+        talk.listener.muted = False
+        talk.call.report(talk.listener.report())
+        await talk.until(lambda: talk.is_heard(1, 480 * len(packets)))
+        assert talk.call.stats().gaps == 0
+
+
+async def test_after_a_flush_no_old_sound_follows_and_the_new_sound_is_whole() -> None:
+    """Stop within a packet or two on the wire; silence up to and beyond the resume timestamp; then all of the reply."""
+    async with Conversation() as talk:
+        old, new = speech(2.0), speech(0.3, hz=900)
+        talk.say(1, old)
+        await talk.until(lambda: talk.is_heard(1, 24_000 // 4))
+        sent = talk.call.sink.sent_ticks
+        resume_rtp = talk.call.flush()
+        assert resume_rtp is not None
+        talk.call.flushed(talk.listener.mute())
+        talk.say(2, new)
+        assert rtp.distance(talk.origin, resume_rtp) - sent <= 3 * 960
+        end = talk.call.sink.end_ticks(1)
+        await talk.until(lambda: rtp.distance(resume_rtp, talk.listener.heard[-1].rtp) >= 0)
+        talk.listener.muted = False
+        await talk.until(lambda: talk.is_heard(2, 480 * len(new)))
+        await talk.until(lambda: talk.listener.ticks_at(clock.now(), talk.origin) > talk.call.sink.end_ticks(2))
+        first = talk.call.sink.first_ticks(2)
+        assert end is not None
+        assert first >= rtp.distance(talk.origin, resume_rtp) + 2 * 960
+        between = talk.listener.pcm(resume_rtp, first - rtp.distance(talk.origin, resume_rtp))
+        assert np.abs(between).max() <= 2
+        assert np.abs(talk.sound_of(2, len(new))).max() > 4_000
+        stats = talk.call.stats()
+        assert stats.stop_ns is not None
+        assert stats.stop_ns < 200 * MS
+        assert stats.gaps == 0
+
+
+async def test_what_was_under_way_at_a_flush_counts_as_unheard() -> None:
+    """The page muted before it left the loudspeaker; its own word says where."""
+    async with Conversation() as talk:
+        talk.say(1, speech(2.0))
+        await talk.until(lambda: talk.is_heard(1, 24_000 // 4))
+        told = talk.call.position(1).heard_samples
+        talk.call.flush()
+        message = talk.listener.mute()
+        talk.call.flushed(message)
+        muted_at = rtp.distance(talk.origin, message.rtp)
+        heard = len(talk.listener.heard)
+        await talk.until(lambda: len(talk.listener.heard) > heard + 20)
+        final = talk.call.position(1).heard_samples
+        assert told < final < 24_000
+        assert final == talk.call.sink.heard_samples(1, muted_at - 312)
+
+
+async def test_a_stalled_loop_skips_slots_and_sends_nothing_late() -> None:
+    """Timestamps stay where the time is, so the listener's position stays right."""
+    async with Conversation() as talk:
+        packets = speech(0.8)
+        talk.say(1, packets)
+        await talk.until(lambda: talk.is_heard(1, 2_400))
+        before = talk.call.stats()
+        time.sleep(0.15)  # noqa: ASYNC251 - the stall is what is tested
+        await talk.until(lambda: talk.is_heard(1, 480 * len(packets)))
+        stats = talk.call.stats()
+        assert stats.missed_slots - before.missed_slots >= 5
+        assert stats.gap_slots >= 5
+        position, real = talk.call._where(clock.now()), talk.listener.ticks_at(clock.now(), talk.origin)
+        assert abs(position.ticks - real) < 60 * 48
+        assert {rtp.distance(talk.origin, frame.rtp) % 960 for frame in talk.listener.heard} == {0}
+
+
+def tone(seconds: float) -> NDArray[np.int16]:
+    return (np.sin(2 * np.pi * 500 * np.arange(round(48_000 * seconds)) / 48_000) * 10_000).astype(np.int16)
+
+
+async def test_the_microphone_arrives_as_even_blocks() -> None:
+    """20 ms of 16 kHz mono each, at the right pitch and level."""
+    async with Conversation(microphone=Microphone(tone(1.0))) as talk:
+        blocks: list[NDArray[np.float32]] = []
+        async with asyncio.timeout(10):
+            async for block in talk.call.uplink():
+                blocks.append(block)
+                if len(blocks) == 40:
+                    break
+        assert {(block.shape, block.dtype.name) for block in blocks} == {((UPLINK_BLOCK,), "float32")}
+        sound = np.concatenate(blocks[10:])
+        spectrum = np.abs(np.fft.rfft(sound * np.hanning(sound.size)))
+        assert abs(np.argmax(spectrum) * 16_000 / sound.size - 500) < 5
+        assert 0.2 < np.abs(sound).max() < 0.4
+
+
+async def test_a_lost_microphone_packet_leaves_no_lasting_delay() -> None:
+    """It becomes 20 ms of silence; the blocks go on counting time."""
+    async with Conversation(microphone=Microphone(tone(1.0))) as talk:
+        receiver = talk.call._transceiver.receiver
+        handle, seen = receiver._handle_rtp_packet, 0
+
+        async def lossy(packet: Any, arrival_time_ms: int) -> None:
+            nonlocal seen
+            seen += 1
+            if seen != 15:
+                await handle(packet, arrival_time_ms)
+
+        receiver._handle_rtp_packet = lossy
+        behind: list[int] = []
+        async with asyncio.timeout(10):
+            async for _ in talk.call.uplink():
+                behind.append(seen)
+                if len(behind) == 45:
+                    break
+        # Packets between arrival and the block they become: one before the loss, a few after it.
+        assert behind[-1] - len(behind) - (behind[5] - 6) <= 4
+
+
+async def test_an_unread_microphone_is_bounded() -> None:
+    """The oldest goes, and it is counted."""
+    async with Conversation(microphone=Microphone(tone(0.1)), uplink_limit_s=0.1) as talk:
+        await talk.until(lambda: talk.call.stats().uplink_dropped > 3)
+        assert len(talk.call._uplink) == 5
+
+
+async def test_the_microphone_ends_with_the_call() -> None:
+    """A reader that waits is let go."""
+    async with Conversation() as talk:
+
+        async def read() -> int:
+            return len([block async for block in talk.call.uplink()])
+
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        await talk.call.close()
+        assert await asyncio.wait_for(reader, 5) == 0
+
+
+async def test_a_listener_who_says_goodbye_ends_the_call() -> None:
+    """Closing the page closes the call within moments, and says why."""
+    async with Conversation() as talk:
+        talk.say(1, speech(3.0))
+        await talk.listener.close()
+        await asyncio.wait_for(talk.call.closed.wait(), 5)
+        assert talk.call.close_reason == "peer left"
+        assert not talk.call.stats().is_connected
+
+
+async def test_a_call_whose_peer_vanished_closes_cleanly() -> None:
+    """Nobody answers any more; `close` does not wait for anyone."""
+    async with Conversation() as talk:
+        talk.say(1, speech(3.0))
+        await talk.listener.vanish()
+        await asyncio.wait_for(talk.call.close("socket closed"), 5)
+        assert talk.call.close_reason == "socket closed"
+
+
+async def test_a_second_offer_is_refused_and_the_call_goes_on() -> None:
+    """One connection per call; whoever wants another opens another."""
+    async with Conversation() as talk:
+        other = PythonListener()
+        with pytest.raises(PeerError) as caught:
+            await talk.call.answer(await other.offer())
+        assert caught.value.code == "second_offer"
+        await other.close()
+        heard = len(talk.listener.heard)
+        await talk.until(lambda: len(talk.listener.heard) > heard + 3)
+
+
+async def test_closing_is_possible_at_any_time() -> None:
+    """Before the offer, while it is answered, twice at once, after the end."""
+    early = WebRtcCall()
+    await early.close()
+    assert early.closed.is_set()
+    with pytest.raises(PeerError):
+        await early.answer(Offer("v=0", False))
+
+    listener, call = PythonListener(), WebRtcCall()
+    answering = asyncio.create_task(call.answer(await listener.offer()))
+    await asyncio.sleep(0)
+    await asyncio.gather(call.close(), call.close())
+    with suppress(PeerError):
+        await answering
+    await call.close()
+    assert call.closed.is_set()
+    await listener.close()
+
+
+async def test_nobody_who_calls_and_never_comes_is_waited_for() -> None:
+    """An offer without a peer behind it ends the call after the set time."""
+    listener, call = PythonListener(), WebRtcCall(connect_timeout_s=0.1)
+    await call.answer(await listener.offer())
+    await listener.close()
+    await asyncio.wait_for(call.closed.wait(), 5)
+    assert call.close_reason == "not connected in time"
+
+
+async def test_a_broken_offer_is_a_peer_error() -> None:
+    """However an offer is damaged, it is answered or refused; nothing else is raised and nothing stays behind."""
+    listener = PythonListener()
+    sdp = (await listener.offer()).sdp
+    chance = random.Random(4)
+    tasks = len(asyncio.all_tasks())
+    codes = set()
+    for _ in range(60):
+        lines = sdp.split("\r\n")
+        for _ in range(chance.randint(1, 3)):
+            at = chance.randrange(len(lines))
+            match chance.randrange(4):
+                case 0:
+                    del lines[at]
+                case 1:
+                    lines[at] = lines[at][: chance.randrange(len(lines[at]) + 1)]
+                case 2:
+                    lines[at] += chance.choice([" 1", "/0", ":x", " \u00e9", "\x00"])
+                case _:
+                    lines[at] = lines[at].replace("1", "99999999999")
+        call = WebRtcCall()
+        try:
+            await call.answer(Offer("\r\n".join(lines), False))
+        except PeerError as error:
+            codes.add(error.code)
+        await call.close()
+    await listener.close()
+    assert codes == {"offer_malformed"}
+    assert await settled(tasks) <= tasks
+
+
+async def settled(tasks: int) -> int:
+    """How many tasks there are once no more than `tasks` are left; the libraries' own need a moment to end."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(2):
+            while len(asyncio.all_tasks()) > tasks:  # noqa: ASYNC110 - no event tells of it
+                await asyncio.sleep(0.005)
+    return len(asyncio.all_tasks())
+
+
+async def test_thirty_calls_leave_nothing_behind() -> None:
+    """No task, no thread, no call object."""
+    tasks, threads = len(asyncio.all_tasks()), threading.active_count()
+    for number in range(30):
+        talk = Conversation(microphone=Microphone(tone(0.1)) if number % 2 else None)
+        await talk.connect()
+        talk.say(1, speech(0.1))
+        async with asyncio.timeout(5):
+            await talk.call.connected.wait()
+        if number % 3 == 0:
+            await talk.listener.close()
+            await asyncio.wait_for(talk.call.closed.wait(), 5)
+        else:
+            await talk.call.close()
+            await talk.listener.close()
+    del talk
+    assert await settled(tasks) == tasks
+    gc.collect()
+    # The default executor of the loop keeps its threads: aiortc's encoder runs there, on the listener's side.
+    assert threading.active_count() <= threads + 6
+    assert not [thing for thing in gc.get_objects() if isinstance(thing, WebRtcCall)]
+
+
+async def test_the_answer_is_quick_asks_no_stun_server_and_offers_opus_alone() -> None:
+    """No public server is asked behind the operator's back, and no codec we cannot send is agreed on."""
+    listener, call = PythonListener(), WebRtcCall()
+    offer = await listener.offer()
+    before = clock.now()
+    sdp = await call.answer(offer)
+    assert clock.now() - before < SECOND
+    assert "srflx" not in sdp
+    assert [line for line in sdp.split("\r\n") if line.startswith("a=rtpmap")] == ["a=rtpmap:96 opus/48000/2"]
+    assert "a=fmtp:96 minptime=20;stereo=0;useinbandfec=0" in sdp
+    assert call._peer._RTCPeerConnection__configuration.iceServers == []  # type: ignore[attr-defined]
+    await call.close()
+    await listener.close()
+    other = WebRtcCall(ice_servers=[IceServer(("turn:192.0.2.1",), "user", "secret")])
+    assert other._peer._RTCPeerConnection__configuration.iceServers[0].username == "user"  # type: ignore[attr-defined]
+    await other.close()
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare, to have a machine with a loopback only")
+def test_a_machine_with_only_a_loopback_can_call_itself() -> None:
+    """On a laptop without a network, in a container without one: the call is set up over 127.0.0.1."""
+    inside = "ip link set lo up 2>/dev/null || ifconfig lo up; exec " + " ".join(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "test_speech_waits_for"]
+    )
+    done = subprocess.run(
+        ["unshare", "--net", "--map-root-user", "sh", "-c", inside],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parent.parent.parent,
+        check=False,
+    )
+    if "unshare failed" in done.stderr or "Operation not permitted" in done.stderr:
+        pytest.skip("this machine gives no network namespaces")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
