@@ -50,7 +50,6 @@ from breeze_rtc.scheduling.stream import Feed, Priority
 if TYPE_CHECKING:
     from breeze_rtc.models.speech_model import TextFrontend
     from breeze_rtc.runtime.executor import Executor
-
     from breeze_rtc.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -211,6 +210,9 @@ class Driver:
             self._counts["refused"] += 1
             self._line.send(Failed(stream, "Overloaded", error.detail, retry_after_s=error.retry_after_s))
             return
+        except BadRequest as error:
+            self._line.send(Failed(stream, type(error).__name__, str(error)))
+            return
         try:
             self._utterances[stream] = _Utterance(
                 self._frontend(message.voice), SpeechEncoder(self._executor.sample_rate)
@@ -277,10 +279,7 @@ class Driver:
                     utterance = self._close(stream)
                     if utterance is not None:
                         self._counts["finished"] += 1
-                        rest = utterance.encoder.end()
-                        if rest:
-                            self._line.send(Chunk(stream, samples, b"", rest))
-                        self._line.send(Finished(stream, samples))
+                        self._finish(stream, samples, utterance)
                 case StreamFailed(stream, stage, error):
                     if self._close(stream) is not None:
                         self._counts["failed"] += 1
@@ -300,6 +299,16 @@ class Driver:
         utterance.sent = start_samples + pcm.size
         self._line.send(Chunk(stream, start_samples, pcm.astype("<i2").tobytes(), packets, marks))
         self._hold_or_release(stream, utterance)
+
+    def _finish(self, stream: int, samples: int, utterance: _Utterance) -> None:
+        rest = utterance.encoder.end()
+        if rest:
+            self._line.send(Chunk(stream, samples, b"", rest))
+        if samples < self._max_frames * self._executor.frame_samples:
+            self._line.send(Finished(stream, samples))
+        else:
+            limit = f"the speech was cut off after {samples / self._executor.sample_rate:g} s, the longest there is"
+            self._line.send(Failed(stream, "StepFailed", limit, Stage.BACKBONE.name.lower()))
 
     def _hold_or_release(self, stream: int, utterance: _Utterance) -> None:
         """Stop the generation of what nobody reads, the way a listener who has stopped playing stops it."""

@@ -571,8 +571,8 @@ SAMPLING_RANGES: dict[str, tuple[float, float]] = {
     "repetition_penalty": (1, 10),
     "cfg_scale": (1e-6, 100),
 }
-"""Sampling values `speak` takes, and their ranges, ends included.  What they mean: `models.sampling.Sampling`, which this
-side does not import because it brings torch along."""
+"""Sampling values `speak` takes, and their ranges, ends included.  What they mean: `models.sampling.Sampling`, which
+this side does not import because it brings torch along."""
 
 
 def checked_sampling(sampling: Mapping[str, float]) -> dict[str, float]:

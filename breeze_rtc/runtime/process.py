@@ -28,8 +28,10 @@ log = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 1 << 18
 PAGE_TOKENS = 16
-MAX_FRAMES = 9_000
-"""Six minutes of speech at 25 frames/s: no stream goes on longer, whatever the model says."""
+MAX_SPEECH_S = 360
+"""No stream goes on longer, whatever the model says; its KV pages are promised to it when it opens."""
+MAX_SPEECH_FULL_ATTENTION_S = 60
+"""The same for a model that looks back at all of its speech, so that every second of it costs memory."""
 
 
 class SocketLine:
@@ -144,11 +146,11 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
     """
     # Torch takes seconds to import; a peer that sends no Start never needs it.
     import torch
-    from breeze_rtc.models.speech_model import SpeechModel
-    from breeze_rtc.runtime.executor import Executor
 
+    from breeze_rtc.models.speech_model import SpeechModel
+    from breeze_rtc.runtime.executor import Executor, merged
     from breeze_rtc.scheduling.costs import CostTable
-    from breeze_rtc.scheduling.scheduler import Scheduler
+    from breeze_rtc.scheduling.scheduler import PROMPT_TOKENS, Scheduler
     from breeze_rtc.scheduling.trace import TraceWriter
 
     trace = None
@@ -159,8 +161,10 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
             raise BadRequest(f"the trace {start.trace} cannot be written: {error.strerror}") from error
     torch.set_num_threads(start.threads)
     model = SpeechModel.load(start.model)
-    pages_per_stream = pages_for(MAX_FRAMES, PAGE_TOKENS, 1)
-    kv_pages = pages_per_stream * start.max_streams
+    max_speech_s = MAX_SPEECH_FULL_ATTENTION_S if model.config.backbone.window is None else MAX_SPEECH_S
+    max_frames = max_speech_s * model.sample_rate // model.frame_samples
+    # A stream with guidance takes the pages of two; those that must wait for pages are told so by admission.
+    kv_pages = start.max_streams * pages_for(max_frames + PROMPT_TOKENS, PAGE_TOKENS, 1)
     executor = Executor(
         model, max_streams=start.max_streams, kv_pages=kv_pages, page_tokens=PAGE_TOKENS, device=start.device
     )
@@ -180,9 +184,11 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
         scheduler=scheduler,
         executor=executor,
         frontend=model.frontend,
-        max_frames=MAX_FRAMES,
+        max_frames=max_frames,
+        rows=lambda sampling: 1 if merged(model.sampling, sampling).cfg_scale == 1 else 2,
     )
-    return driver, Ready(start.model, executor.sample_rate, executor.frame_samples, tuple(model.voices))
+    ready = Ready(start.model, executor.sample_rate, executor.frame_samples, model.voices, model.licence_note)
+    return driver, ready
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from breeze_rtc.clock import MS, VirtualClock
 from breeze_rtc.playback import TextMark
-from breeze_rtc.scheduling.step import RowResult, Stage, StageSpec, Step, StepResult
+from breeze_rtc.scheduling.step import Row, RowResult, Stage, StageSpec, Step, StepResult
 
 FRAMES_PER_TOKEN = 2
 COST_NS = {Stage.TEXT: 1 * MS, Stage.PREFILL: 2 * MS, Stage.BACKBONE: 2 * MS, Stage.DEPTH: 2 * MS, Stage.CODEC: 3 * MS}
@@ -65,7 +65,7 @@ class ToneExecutor:
     def __init__(self, clock: VirtualClock | None = None, *, max_streams: int = 4) -> None:
         self._clock = clock or VirtualClock()
         row = StageSpec(max_rows=max_streams, buckets=(1, 2, max_streams))
-        self.specs = {stage: row for stage in Stage} | {
+        self.specs = dict.fromkeys(Stage, row) | {
             stage: StageSpec(max_rows=max_streams, buckets=row.buckets, max_tokens=1024)
             for stage in (Stage.TEXT, Stage.PREFILL)
         }
@@ -107,7 +107,7 @@ class ToneExecutor:
     def close(self, stream: int) -> None:
         self.voices.pop(stream, None)
 
-    def _row(self, stage: Stage, row) -> RowResult:  # noqa: ANN001
+    def _row(self, stage: Stage, row: Row) -> RowResult:
         state = self.voices[row.stream]
         assert row.slot == state.slot
         token = (row.start if stage is not Stage.TEXT else 0) // FRAMES_PER_TOKEN
