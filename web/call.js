@@ -1,0 +1,390 @@
+/**
+ * One call: a WebSocket, a peer connection and one AbortController.  Aborting it ends everything the call started.
+ *
+ * The socket's life is the call's life.  It carries the offer, the text and the playback reports; the peer connection carries
+ * sound only.
+ */
+
+import { Playback } from "./playback.js";
+
+const SERVER_LIMIT_MS = 6000;
+const ANSWER_LIMIT_MS = 8000;
+const NETWORK_LIMIT_MS = 10_000;
+const SOUND_LIMIT_MS = 6000;
+
+/** What has to work before sound is heard, in this order. */
+export const STEPS = Object.freeze({
+  page: "Page",
+  server: "Server",
+  microphone: "Microphone",
+  network: "Network path",
+  sound: "Sound",
+});
+
+/** A step that failed, in words for the person in front of the page: what happened, and what to do about it. */
+export class CallError extends Error {
+  constructor(step, message, fix, options) {
+    super(message, options);
+    this.name = "CallError";
+    this.step = step;
+    this.fix = fix;
+  }
+}
+
+export class Call {
+  /** The call's playback; null until the peer connection exists. */
+  playback = null;
+
+  #url;
+  #audio;
+  #wantsMicrophone;
+  #isVisible;
+  #on;
+  #ending = new AbortController();
+  #socket = null;
+  #peer = null;
+  #transceiver = null;
+  #microphone = null; // the MediaStream
+  #hasHello = false;
+  #serverError = null; // the last thing the server complained about
+  #isUp = false; // sound packets have got through
+  #answer = withResolvers();
+  #hello = withResolvers();
+  #firstSample = withResolvers();
+
+  /**
+   * @param {object} parts
+   * @param {string} parts.url of the WebSocket
+   * @param {HTMLAudioElement} parts.audio plays the call
+   * @param {boolean} parts.wantsMicrophone false: the user types
+   * @param {boolean} parts.isVisible
+   * @param {object} parts.on what to tell the page, all optional:
+   *   step(step, "doing" | "done" | "skipped"), notice(CallError), ended(CallError | null), level(levels), blocked(),
+   *   path(isUp): packets stop getting through, or do again,
+   *   and one for each message of the server: hello, speech, heard, speechEnd, user, state, stats
+   */
+  constructor({ url, audio, wantsMicrophone, isVisible, on }) {
+    this.#url = url;
+    this.#audio = audio;
+    this.#wantsMicrophone = wantsMicrophone;
+    this.#isVisible = isVisible;
+    this.#on = on;
+    // Whoever waits is told through `ended`; a promise nobody waits for any more is no fault.
+    for (const { promise } of [this.#answer, this.#hello, this.#firstSample]) promise.catch(() => {});
+  }
+
+  get hasMicrophone() {
+    return this.#microphone !== null;
+  }
+
+  /** Open the call.  Resolves once sound can be heard; every failure arrives at `on.ended` with the step it happened in. */
+  async start() {
+    try {
+      this.#step("page", "done");
+      // The permission question may stay open for a while, so the socket opens meanwhile.
+      const [hello] = await Promise.all([this.#openSocket(), this.#openMicrophone()]);
+      await this.#openPeer(hello);
+      await this.#openSound();
+    } catch (error) {
+      if (!this.#ending.signal.aborted) this.#end(toCallError(error));
+    }
+  }
+
+  sendText(text) {
+    this.#send({ type: "text", text });
+  }
+
+  interrupt() {
+    this.#send({ type: "interrupt" });
+  }
+
+  /** Keep the microphone's track, send silence. */
+  setMicrophoneMuted(isMuted) {
+    for (const track of this.#microphone?.getAudioTracks() ?? []) track.enabled = !isMuted;
+  }
+
+  setVisible(isVisible) {
+    this.#isVisible = isVisible;
+    this.playback?.setVisible(isVisible);
+  }
+
+  /** Try to play again; call it from a click, which lifts the browser's ban on sound nobody asked for. */
+  async unblock() {
+    await this.#play();
+  }
+
+  /** End the call; may be called twice. */
+  end() {
+    this.#end(null);
+  }
+
+  #end(error) {
+    if (this.#ending.signal.aborted) return;
+    this.#send({ type: "bye" });
+    this.#ending.abort();
+    this.#audio.srcObject = null;
+    for (const track of this.#microphone?.getTracks() ?? []) track.stop();
+    this.#peer?.close();
+    this.#socket?.close(1000);
+    for (const waiting of [this.#answer, this.#hello, this.#firstSample]) waiting.reject(new Error("the call ended"));
+    this.#on.ended?.(error);
+  }
+
+  #step(step, state) {
+    this.#on.step?.(step, state);
+  }
+
+  #send(message) {
+    if (this.#socket?.readyState === WebSocket.OPEN) this.#socket.send(JSON.stringify(message));
+  }
+
+  async #openSocket() {
+    this.#step("server", "doing");
+    const { signal } = this.#ending;
+    const fix = "Is it still running? Start it with “breeze-rtc demo”, then reload this page.";
+    const socket = new WebSocket(this.#url);
+    this.#socket = socket;
+    socket.addEventListener("message", ({ data }) => this.#receive(JSON.parse(data)), { signal });
+    socket.addEventListener(
+      "close",
+      ({ code, reason }) => {
+        const where = new URL(this.#url).host;
+        if (code === 1000) return this.#end(this.#serverError); // the server has said goodbye, or why not
+        const message = this.#hasHello
+          ? `The connection to the server at ${where} was lost${reason && ` (${reason})`}.`
+          : `The server at ${where} did not take the call${reason && ` (${reason})`}.`;
+        return this.#end(this.#serverError ?? new CallError("server", message, fix));
+      },
+      { signal },
+    );
+    const hello = await within(
+      SERVER_LIMIT_MS,
+      this.#hello.promise,
+      new CallError("server", "The server accepted the connection but did not say hello.", fix),
+    );
+    this.#hasHello = true;
+    this.#step("server", "done");
+    this.#on.hello?.(hello);
+    return hello;
+  }
+
+  /** A missing microphone does not end the call: the text box works without one. */
+  async #openMicrophone() {
+    if (!this.#wantsMicrophone) {
+      this.#step("microphone", "skipped");
+      return;
+    }
+    this.#step("microphone", "doing");
+    try {
+      this.#microphone = await askForMicrophone();
+    } catch (error) {
+      this.#step("microphone", "skipped");
+      this.#on.notice?.(error);
+      return;
+    }
+    if (this.#ending.signal.aborted) {
+      for (const track of this.#microphone.getTracks()) track.stop();
+      return;
+    }
+    this.#watchMicrophone();
+    this.#step("microphone", "done");
+  }
+
+  /** An unplugged microphone is replaced by the next one, in the same call. */
+  #watchMicrophone() {
+    const [track] = this.#microphone.getAudioTracks();
+    track.addEventListener(
+      "ended",
+      async () => {
+        try {
+          this.#microphone = await askForMicrophone();
+          await this.#transceiver?.sender.replaceTrack(this.#microphone.getAudioTracks()[0]);
+          this.#watchMicrophone();
+        } catch (error) {
+          if (!this.#ending.signal.aborted) this.#on.notice?.(error);
+        }
+      },
+      { signal: this.#ending.signal },
+    );
+  }
+
+  async #openPeer(hello) {
+    this.#step("network", "doing");
+    const { signal } = this.#ending;
+    // The server's list and no other: an empty one means no server outside is asked for anything.
+    const peer = new RTCPeerConnection({ iceServers: hello.ice_servers });
+    this.#peer = peer;
+    const [track] = this.#microphone?.getAudioTracks() ?? [];
+    this.#transceiver = peer.addTransceiver(track ?? "audio", {
+      direction: track ? "sendrecv" : "recvonly",
+      streams: track ? [this.#microphone] : [],
+    });
+    const connected = new Promise((resolve) => {
+      peer.addEventListener(
+        "connectionstatechange",
+        () => {
+          const state = peer.connectionState;
+          if (state === "connected") resolve();
+          if (state === "connected" || state === "disconnected") this.#on.path?.(state === "connected");
+          if (state === "failed") this.#end(this.#isUp ? lostError() : networkError(hello));
+        },
+        { signal },
+      );
+    });
+
+    const offer = await peer.createOffer();
+    await peer.setLocalDescription(offer);
+    // Sent as it is, with no candidate in it: the server learns our address from our first check.  Waiting for candidates
+    // would cost 0.1 s here, and a whole second there for each .local name it cannot look up.
+    this.#send({ type: "offer", sdp: offer.sdp, microphone: track !== undefined });
+    const answer = await within(
+      ANSWER_LIMIT_MS,
+      this.#answer.promise,
+      new CallError("server", "The server did not answer the call.", "Look at the server's log, then try again."),
+    );
+    await peer.setRemoteDescription({ type: "answer", sdp: answer.sdp });
+
+    this.playback = new Playback({
+      audio: this.#audio,
+      receiver: this.#transceiver.receiver,
+      microphone: track ? this.#transceiver.sender : null,
+      isVisible: this.#isVisible,
+      send: (message) => this.#send(message),
+      onChange: ({ isFirst, ...levels }) => (isFirst ? this.#firstSample.resolve() : this.#on.level?.(levels)),
+      signal,
+    });
+    this.#audio.srcObject = new MediaStream([this.#transceiver.receiver.track]);
+    this.#play();
+    await within(NETWORK_LIMIT_MS, connected, networkError(hello));
+    this.#isUp = true;
+    this.#step("network", "done");
+  }
+
+  async #openSound() {
+    this.#step("sound", "doing");
+    await within(
+      SOUND_LIMIT_MS,
+      this.#firstSample.promise,
+      new CallError(
+        "sound",
+        "The call is connected, but the browser plays nothing.",
+        "Check that a loudspeaker is chosen in the system's sound settings and that this tab may play sound.",
+      ),
+    );
+    this.#step("sound", "done");
+  }
+
+  async #play() {
+    try {
+      await this.#audio.play();
+    } catch (error) {
+      // AbortError: the element got another stream, because the call ended.
+      if (error.name === "NotAllowedError") this.#on.blocked?.();
+      else if (error.name !== "AbortError") this.#end(toCallError(error, "sound"));
+    }
+  }
+
+  #receive(message) {
+    switch (message.type) {
+      case "hello":
+        return this.#hello.resolve(message);
+      case "answer":
+        return this.#answer.resolve(message);
+      case "pong":
+        return this.playback?.pong(message);
+      case "speech":
+        this.playback?.speechBegins(message.stream);
+        return this.#on.speech?.(message);
+      case "heard":
+        return this.#on.heard?.(message);
+      case "speech_end":
+        this.playback?.speechEnds(message.stream);
+        return this.#on.speechEnd?.(message);
+      case "user":
+        return this.#on.user?.(message);
+      case "state":
+        return this.#on.state?.(message);
+      case "flush":
+        return this.playback?.flush(message.resume_rtp);
+      case "stats":
+        return this.#on.stats?.(message);
+      case "error":
+        this.#serverError = new CallError("server", message.message, message.fix);
+        return this.#on.notice?.(this.#serverError);
+      default:
+        return undefined; // a newer server may say more than this page knows
+    }
+  }
+}
+
+async function askForMicrophone() {
+  if (!isSecureContext || !navigator.mediaDevices) {
+    throw new CallError(
+      "microphone",
+      "Browsers lend the microphone only to https pages and to localhost.",
+      "Open this page over https, or forward its port: ssh -L 8000:localhost:8000 HOST, then http://localhost:8000.",
+    );
+  }
+  try {
+    return await navigator.mediaDevices.getUserMedia({
+      audio: { channelCount: 1, echoCancellation: true, noiseSuppression: true, autoGainControl: true },
+    });
+  } catch (error) {
+    const [message, fix] =
+      {
+        NotAllowedError: [
+          "The browser did not get permission to use the microphone.",
+          "Allow it with the icon beside the page's address, then end this call and start again.",
+        ],
+        NotFoundError: ["No microphone was found.", "Plug one in, then end this call and start again."],
+        NotReadableError: [
+          "The microphone is there but does not deliver sound.",
+          "Another program may hold it: close that one, then end this call and start again.",
+        ],
+      }[error.name] ?? [`The microphone could not be opened: ${error.message}`, "End this call and start again."];
+    throw new CallError("microphone", message, fix, { cause: error });
+  }
+}
+
+function networkError(hello) {
+  return new CallError(
+    "network",
+    "The server answers, but no sound packet gets through between it and this browser (ICE found no path).",
+    hello.ice_servers.length > 0
+      ? "UDP seems to be blocked here, and the relay server did not help. Check the TURN server's address and password, a VPN or a firewall."
+      : "UDP seems to be blocked here. Open UDP on the firewall or VPN, or give the server a TURN relay.",
+  );
+}
+
+function lostError() {
+  return new CallError(
+    "network",
+    "No sound packet gets through any more: the path between this browser and the server is gone.",
+    "Check the network, then start again.",
+  );
+}
+
+function toCallError(error, step = "page") {
+  if (error instanceof CallError) return error;
+  return new CallError(step, `Something unexpected happened: ${error.message}`, "Reload the page.", { cause: error });
+}
+
+/** `promise`, or a rejection with `error` once `limitMs` have passed. */
+async function within(limitMs, promise, error) {
+  let timer = 0;
+  const limit = new Promise((_, reject) => {
+    timer = setTimeout(reject, limitMs, error);
+  });
+  try {
+    return await Promise.race([promise, limit]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** As Promise.withResolvers, which browsers from before 2024 lack. */
+function withResolvers() {
+  const parts = {};
+  parts.promise = new Promise((resolve, reject) => Object.assign(parts, { resolve, reject }));
+  return parts;
+}

@@ -1,0 +1,402 @@
+/**
+ * What leaves this loudspeaker, told to the server.
+ *
+ * The browser says which RTP timestamp R it pulled from its jitter buffer, and when (T).  The sound then waits in the output
+ * device for D, which the browser also counts.  At page time t the speaker plays the sample whose RTP timestamp is
+ *
+ *     R + 48 * (t - T - D)          48 ticks a millisecond, the RTP clock of Opus (RFC 7587, section 4.1)
+ *
+ * The jitter buffer's delay is no part of it, because R is read behind that buffer.  The page sends the three numbers and
+ * lets the server do the sum, for only the server knows what it put under each timestamp.
+ */
+
+const TICKS_PER_MS = 48;
+const POLL_MS = 20; // one Opus packet: R changes no faster
+const IDLE_POLL_MS = 100;
+const STATS_MS = 100;
+const IDLE_STATS_MS = 250;
+const STALE_MS = 60; // R has stopped moving when it is older than this
+const WINDOW_MS = 1000; // the device delay is an average over this long
+const PING_MS = 5000;
+const PING_FIRST_MS = 120;
+const PINGS_FIRST = 6;
+const PING_MEMORY_MS = 60_000; // an old round trip says nothing about a clock that drifts
+const UNMUTE_LIMIT_MS = 2500; // no fault of ours may leave the listener deaf for longer
+
+/** Signed distance from RTP timestamp `b` to `a`, right across the 32-bit wrap. */
+export function rtpDistance(a, b) {
+  return (a - b) | 0;
+}
+
+/** RTP timestamp `ticks` after `rtp`. */
+export function rtpAfter(rtp, ticks) {
+  return (rtp + Math.round(ticks)) >>> 0;
+}
+
+/** Page time as milliseconds since the Unix epoch, steady while the page lives. */
+export function pageMs() {
+  return performance.timeOrigin + performance.now();
+}
+
+/**
+ * How long to wait before the next report.
+ * @param {{isSpeaking: boolean, isStretching: boolean}} now `isStretching`: the browser conceals, adds or drops samples
+ */
+export function reportPeriodMs({ isSpeaking, isStretching }) {
+  if (!isSpeaking) return 1000;
+  return isStretching ? 100 : 250;
+}
+
+/** Server clock minus page clock, from the ping with the shortest way there and back. */
+export class ClockOffset {
+  #samples = [];
+
+  /** A ping left at `sentMs` (page clock), was answered at `serverMs` (server clock), and came back at `receivedMs`. */
+  add(sentMs, serverMs, receivedMs) {
+    const kept = this.#samples.filter((sample) => receivedMs - sample.at < PING_MEMORY_MS);
+    kept.push({
+      at: receivedMs,
+      roundTrip: receivedMs - sentMs,
+      offset: serverMs - (sentMs + receivedMs) / 2,
+    });
+    this.#samples = kept;
+  }
+
+  get #best() {
+    return this.#samples.reduce((best, sample) => (sample.roundTrip < best.roundTrip ? sample : best));
+  }
+
+  /** True once a ping has come back. */
+  get isKnown() {
+    return this.#samples.length > 0;
+  }
+
+  /** Milliseconds to add to page time to get server time; half the round trip bounds its error. */
+  get offsetMs() {
+    return this.#best.offset;
+  }
+
+  get roundTripMs() {
+    return this.#best.roundTrip;
+  }
+}
+
+/** The mean of `total / count` over the last second, for a pair of counters that only grow. */
+export class WindowedMean {
+  #points = [];
+
+  add(atMs, total, count) {
+    const last = this.#points.at(-1);
+    if (last && count < last.count) this.#points = []; // another device: its counters start again
+    this.#points.push({ atMs, total, count });
+    while (this.#points.length > 2 && atMs - this.#points[1].atMs >= WINDOW_MS) this.#points.shift();
+  }
+
+  clear() {
+    this.#points = [];
+  }
+
+  /** The mean, or null until the counters have moved. */
+  get value() {
+    const first = this.#points[0];
+    const last = this.#points.at(-1);
+    if (!first || last.count === first.count) return null;
+    return (last.total - first.total) / (last.count - first.count);
+  }
+}
+
+/**
+ * The playback of one call: reads the position, reports it, and silences the speaker when the server asks.
+ *
+ * The audible path is a plain audio element.  A detour through Web Audio would add a delay that no counter shows, and would
+ * take the sound from the echo canceller.
+ */
+export class Playback {
+  #audio;
+  #receiver;
+  #microphone;
+  #send;
+  #onChange;
+  #signal;
+  #ticker;
+  #tickPeriodMs = 0;
+  #context = null;
+
+  #clock = new ClockOffset();
+  #pingId = 0;
+  #pingDueMs = 0;
+
+  #seq = 0;
+  #reportDueMs = 0;
+  #source = null; // newest { rtp, atMs } pulled from the jitter buffer
+  #isStalled = false;
+
+  #statsDueMs = 0;
+  #isReadingStats = false;
+  #counters = { concealed: 0, inserted: 0, removed: 0, lost: 0 };
+  #stretchedAtMs = -Infinity;
+  #deviceDelay = new WindowedMean();
+  #jitterDelay = new WindowedMean();
+  #jitterTarget = new WindowedMean();
+
+  #openStreams = new Set();
+  #isVisible;
+  #isSilenced = false; // by the listener
+  #flush = null; // { resumeRtp, sinceMs } while the server's flush keeps us quiet
+
+  /**
+   * @param {object} parts
+   * @param {HTMLAudioElement} parts.audio the element that plays the call; it must stay attached, or nothing is pulled
+   * @param {RTCRtpReceiver} parts.receiver
+   * @param {RTCRtpSender | null} parts.microphone read for its level only
+   * @param {boolean} parts.isVisible
+   * @param {(message: object) => void} parts.send
+   * @param {(change: object) => void} parts.onChange gets { isFirst } once, and { agentLevel, microphoneLevel } now and then
+   * @param {AbortSignal} parts.signal ends everything started here
+   */
+  constructor({ audio, receiver, microphone, isVisible, send, onChange, signal }) {
+    this.#audio = audio;
+    this.#receiver = receiver;
+    this.#microphone = microphone;
+    this.#isVisible = isVisible;
+    this.#send = send;
+    this.#onChange = onChange;
+    this.#signal = signal;
+
+    const reportNow = () => this.#report(pageMs());
+    for (const type of ["volumechange", "pause", "playing"]) audio.addEventListener(type, reportNow, { signal });
+    navigator.mediaDevices?.addEventListener(
+      "devicechange",
+      () => {
+        this.#deviceDelay.clear(); // the next device has a delay of its own
+        reportNow();
+      },
+      { signal },
+    );
+
+    this.#ticker = new Worker(new URL("ticker.js", import.meta.url));
+    this.#ticker.onmessage = () => this.#tick();
+    signal.addEventListener("abort", () => {
+      this.#ticker.terminate();
+      this.#context?.close();
+      this.#audio.muted = false;
+    });
+    this.#setPace();
+  }
+
+  /** Speech of `stream` is on its way: look often. */
+  speechBegins(stream) {
+    this.#openStreams.add(stream);
+    this.#reportDueMs = 0;
+    this.#setPace();
+  }
+
+  /** `stream` has been heard or cut. */
+  speechEnds(stream) {
+    this.#openStreams.delete(stream);
+    this.#setPace();
+  }
+
+  /** The listener turns the sound off or on; the server learns at once that nothing is heard. */
+  setSilenced(isSilenced) {
+    this.#isSilenced = isSilenced;
+    this.#applyMute();
+  }
+
+  /** The page comes to the front or goes behind: say where we are, and wake what the system put to sleep. */
+  setVisible(isVisible) {
+    this.#isVisible = isVisible;
+    if (isVisible && this.#context?.state === "suspended") this.#context.resume();
+    this.#report(pageMs());
+  }
+
+  /** The server answered a ping. */
+  pong({ t_ms: sentMs, server_ms: serverMs }) {
+    this.#clock.add(sentMs, serverMs, pageMs());
+  }
+
+  /** Silence now; sound again from RTP timestamp `resumeRtp` on. */
+  flush(resumeRtp) {
+    const nowMs = pageMs();
+    this.#poll(nowMs);
+    this.#flush = { resumeRtp, sinceMs: nowMs };
+    this.#applyMute();
+    const rtp = this.#pulledRtp(nowMs);
+    if (rtp !== null) this.#send({ type: "flushed", rtp, t_ms: nowMs });
+    this.#setPace();
+  }
+
+  /** Where the numbers of the page's own panel come from. */
+  get delays() {
+    return {
+      deviceMs: this.#deviceDelayMs().ms,
+      jitterMs: seconds(this.#jitterDelay.value),
+      roundTripMs: this.#clock.isKnown ? this.#clock.roundTripMs : null,
+    };
+  }
+
+  get #isSpeaking() {
+    return this.#openStreams.size > 0;
+  }
+
+  /** Speech, an open flush, or the first sample still to come: all need the fast poll. */
+  #setPace() {
+    const isBusy = this.#isSpeaking || this.#flush !== null || this.#source === null;
+    const periodMs = isBusy ? POLL_MS : IDLE_POLL_MS;
+    if (periodMs === this.#tickPeriodMs) return;
+    this.#tickPeriodMs = periodMs;
+    this.#ticker.postMessage(periodMs);
+  }
+
+  #tick() {
+    const nowMs = pageMs();
+    this.#poll(nowMs);
+    if (this.#flush) this.#checkFlush(nowMs);
+    if (nowMs >= this.#pingDueMs) this.#ping(nowMs);
+    if (nowMs >= this.#statsDueMs) this.#readStats(nowMs);
+    if (nowMs >= this.#reportDueMs) this.#report(nowMs);
+  }
+
+  #poll(nowMs) {
+    // The entry that ticked last is the one that plays.
+    const newest = this.#receiver
+      .getSynchronizationSources()
+      .reduce((best, entry) => (!best || entry.timestamp > best.timestamp ? entry : best), null);
+    if (!newest) return;
+    const isFirst = this.#source === null;
+    this.#source = { rtp: newest.rtpTimestamp, atMs: toPageMs(newest.timestamp, nowMs) };
+    const isStalled = nowMs - this.#source.atMs > STALE_MS;
+    if (isFirst || (isStalled !== this.#isStalled && this.#isSpeaking)) this.#reportDueMs = 0;
+    this.#isStalled = isStalled;
+    if (isFirst) {
+      this.#setPace();
+      this.#onChange({ isFirst: true });
+    }
+  }
+
+  /** RTP timestamp leaving the jitter buffer at `nowMs`, at most one packet past the last one seen. */
+  #pulledRtp(nowMs) {
+    if (!this.#source) return null;
+    const ageMs = Math.min(Math.max(nowMs - this.#source.atMs, 0), POLL_MS);
+    return rtpAfter(this.#source.rtp, ageMs * TICKS_PER_MS);
+  }
+
+  #checkFlush(nowMs) {
+    const pulled = this.#pulledRtp(nowMs);
+    const hasPassed = pulled !== null && rtpDistance(pulled, this.#flush.resumeRtp) >= 0;
+    if (!hasPassed && nowMs - this.#flush.sinceMs < UNMUTE_LIMIT_MS) return;
+    this.#flush = null;
+    this.#applyMute();
+    this.#setPace();
+  }
+
+  /** The element stays attached: a detached one stops the pull, and two stale seconds play when it comes back. */
+  #applyMute() {
+    this.#audio.muted = this.#isSilenced || this.#flush !== null;
+    this.#report(pageMs());
+  }
+
+  #ping(nowMs) {
+    this.#pingId += 1;
+    this.#pingDueMs = nowMs + (this.#pingId < PINGS_FIRST ? PING_FIRST_MS : PING_MS);
+    this.#send({ type: "ping", id: this.#pingId, t_ms: nowMs });
+  }
+
+  async #readStats(nowMs) {
+    this.#statsDueMs = nowMs + (this.#isSpeaking ? STATS_MS : IDLE_STATS_MS);
+    if (this.#isReadingStats) return;
+    this.#isReadingStats = true;
+    try {
+      const [received, sent] = await Promise.all([this.#receiver.getStats(), this.#microphone?.getStats()]);
+      if (this.#signal.aborted) return;
+      let agentLevel = 0;
+      let microphoneLevel = 0;
+      for (const entry of received.values()) {
+        if (entry.type === "inbound-rtp" && entry.kind === "audio") {
+          this.#readInbound(entry, nowMs);
+          agentLevel = entry.audioLevel ?? 0;
+        } else if (entry.type === "media-playout") {
+          this.#deviceDelay.add(nowMs, entry.totalPlayoutDelay, entry.totalSamplesCount);
+        }
+      }
+      for (const entry of sent?.values() ?? []) {
+        if (entry.type === "media-source") microphoneLevel = entry.audioLevel ?? 0;
+      }
+      this.#onChange({ agentLevel: this.#audio.muted ? 0 : agentLevel, microphoneLevel });
+    } catch (error) {
+      // A connection that closes under us has no statistics any more; the call ends through its own events.
+      if (!this.#signal.aborted && error.name !== "InvalidStateError") throw error;
+    } finally {
+      this.#isReadingStats = false;
+    }
+  }
+
+  #readInbound(entry, nowMs) {
+    this.#jitterDelay.add(nowMs, entry.jitterBufferDelay, entry.jitterBufferEmittedCount);
+    this.#jitterTarget.add(nowMs, entry.jitterBufferTargetDelay ?? 0, entry.jitterBufferEmittedCount);
+    const counters = {
+      concealed: entry.concealedSamples ?? 0,
+      inserted: entry.insertedSamplesForDeceleration ?? 0,
+      removed: entry.removedSamplesForAcceleration ?? 0,
+      lost: Math.max(entry.packetsLost ?? 0, 0), // duplicates can make it negative (RFC 3550, section 6.4.1)
+    };
+    const hasMoved = ["concealed", "inserted", "removed"].some((name) => counters[name] !== this.#counters[name]);
+    this.#counters = counters;
+    if (!hasMoved) return;
+    const wasStretching = nowMs - this.#stretchedAtMs < 2 * STATS_MS;
+    this.#stretchedAtMs = nowMs;
+    if (this.#isSpeaking && !wasStretching) this.#reportDueMs = nowMs;
+  }
+
+  /** The output device's delay and who said so. */
+  #deviceDelayMs() {
+    const measured = seconds(this.#deviceDelay.value);
+    if (measured !== null) return { ms: measured, source: "playout" };
+    // Firefox counts nothing, but any audio context knows its device.  It makes no sound and is connected to nothing.
+    this.#context ??= typeof AudioContext === "function" ? new AudioContext({ latencyHint: "interactive" }) : null;
+    const latency = (this.#context?.outputLatency ?? 0) + (this.#context?.baseLatency ?? 0);
+    // A suspended context says 0; a real device never does.
+    if (this.#context?.state === "running" && latency > 0) return { ms: latency * 1000, source: "context" };
+    return { ms: 0, source: "none" };
+  }
+
+  #report(nowMs) {
+    const isStretching = nowMs - this.#stretchedAtMs < 2 * STATS_MS;
+    this.#reportDueMs = nowMs + reportPeriodMs({ isSpeaking: this.#isSpeaking, isStretching });
+    if (!this.#clock.isKnown) {
+      this.#reportDueMs = nowMs + POLL_MS; // without the clock's offset a position means nothing
+      return;
+    }
+    const device = this.#source ? this.#deviceDelayMs() : { ms: 0, source: "none" };
+    this.#seq += 1;
+    this.#send({
+      type: "report",
+      seq: this.#seq,
+      t_ms: nowMs,
+      rtp: this.#source?.rtp ?? null,
+      rtp_t_ms: this.#source?.atMs ?? null,
+      device_delay_ms: device.ms,
+      device_delay_source: device.source,
+      age_ms: this.#source ? Math.max(nowMs - this.#source.atMs, 0) : 0,
+      jitter_buffer_ms: seconds(this.#jitterDelay.value) ?? 0,
+      jitter_target_ms: seconds(this.#jitterTarget.value) ?? 0,
+      ...this.#counters,
+      muted: this.#audio.muted || !this.#receiver.track.enabled,
+      paused: this.#audio.paused,
+      volume: this.#audio.volume,
+      visible: this.#isVisible,
+      offset_ms: this.#clock.offsetMs,
+    });
+  }
+}
+
+/** Seconds to milliseconds, null stays null. */
+function seconds(value) {
+  return value === null ? null : value * 1000;
+}
+
+/** Some browsers stamp sources on the Unix clock, older Safari on the page's own: tell them apart by size. */
+function toPageMs(timestampMs, nowMs) {
+  const isUnix = Math.abs(timestampMs - nowMs) < 3_600_000;
+  return isUnix ? timestampMs : performance.timeOrigin + timestampMs;
+}
