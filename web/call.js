@@ -11,6 +11,7 @@ const SERVER_LIMIT_MS = 6000;
 const ANSWER_LIMIT_MS = 8000;
 const NETWORK_LIMIT_MS = 10_000;
 const SOUND_LIMIT_MS = 6000;
+const COMPLAINT_MS = 2000;
 
 /** What has to work before sound is heard, in this order. */
 export const STEPS = Object.freeze({
@@ -46,7 +47,8 @@ export class Call {
   #transceiver = null;
   #microphone = null; // the MediaStream
   #hasHello = false;
-  #serverError = null; // the last thing the server complained about
+  #complaint = null; // the server's last, and when it came
+  #complainedAtMs = -Infinity;
   #isUp = false; // sound packets have got through
   #answer = withResolvers();
   #hello = withResolvers();
@@ -149,11 +151,13 @@ export class Call {
       "close",
       ({ code, reason }) => {
         const where = new URL(this.#url).host;
-        if (code === 1000) return this.#end(this.#serverError); // the server has said goodbye, or why not
+        // A server that gives up says why, then closes; what it complained about long before has nothing to do with it.
+        const complaint = performance.now() - this.#complainedAtMs < COMPLAINT_MS ? this.#complaint : null;
+        if (code === 1000 || complaint) return this.#end(complaint);
         const message = this.#hasHello
           ? `The connection to the server at ${where} was lost${reason && ` (${reason})`}.`
           : `The server at ${where} did not take the call${reason && ` (${reason})`}.`;
-        return this.#end(this.#serverError ?? new CallError("server", message, fix));
+        return this.#end(new CallError("server", message, fix));
       },
       { signal },
     );
@@ -309,8 +313,9 @@ export class Call {
       case "stats":
         return this.#on.stats?.(message);
       case "error":
-        this.#serverError = new CallError("server", message.message, message.fix);
-        return this.#on.notice?.(this.#serverError);
+        this.#complaint = new CallError("server", message.message, message.fix);
+        this.#complainedAtMs = performance.now();
+        return this.#on.notice?.(this.#complaint);
       default:
         return undefined; // a newer server may say more than this page knows
     }

@@ -1,0 +1,122 @@
+"""A real Chromium, and the server it calls."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import wave
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from playwright.sync_api import Browser, Playwright, sync_playwright
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+START_LIMIT_S = 120
+
+Launch = Callable[..., Browser]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def playwright() -> Iterator[Playwright]:
+    if CHROMIUM is None:
+        pytest.skip("Chromium is missing, so the page is not tested. On Debian: sudo apt-get install chromium")
+    with sync_playwright() as running:
+        yield running
+
+
+def network_flags() -> list[str]:
+    """Chromium finds no path on a machine that has the loopback interface only, unless it is told to use it."""
+    if any(name != "lo" for _, name in socket.if_nameindex()):
+        return []
+    return ["--allow-loopback-in-peer-connection", "--disable-features=WebRtcHideLocalIpsWithMdns"]
+
+
+@contextmanager
+def chromium(playwright: Playwright, *flags: str) -> Iterator[Browser]:
+    """A headless browser.  It has no sound card; its stand-in pulls sound at the right pace, which is all we need."""
+    browser = playwright.chromium.launch(
+        executable_path=CHROMIUM,
+        args=["--autoplay-policy=no-user-gesture-required", *network_flags(), *flags],
+    )
+    try:
+        yield browser
+    finally:
+        browser.close()
+
+
+def microphone_flags(wav: Path | None) -> tuple[str, ...]:
+    """A microphone that says what is in `wav`, once, from the moment it is opened; None: permission is denied."""
+    if wav is None:
+        return ("--use-fake-device-for-media-stream", "--deny-permission-prompts")
+    return (
+        "--use-fake-device-for-media-stream",
+        "--use-fake-ui-for-media-stream",
+        f"--use-file-for-fake-audio-capture={wav}%noloop",
+    )
+
+
+def write_wav(path: Path, samples: NDArray[np.float32], rate: int) -> Path:
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes())
+    return path
+
+
+@pytest.fixture(scope="session")
+def quiet_browser(playwright: Playwright, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser whose user has a microphone and says nothing."""
+    silence = write_wav(tmp_path_factory.mktemp("mic") / "silence.wav", np.zeros(48_000, np.float32), 48_000)
+    with chromium(playwright, *microphone_flags(silence)) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def server(playwright: Playwright) -> Iterator[str]:
+    """The address of a running server, as a user starts it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "breeze_rtc.cli", "serve", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    lines: list[str] = []
+    timer = threading.Timer(START_LIMIT_S, process.kill)
+    timer.start()
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            address = next((word for word in line.split() if word.startswith("http://")), None)
+            if address:
+                break
+        else:
+            pytest.fail("the server ended before it could answer:\n" + "".join(lines))
+        timer.cancel()
+        # Read on, or a full pipe would stop the server.
+        threading.Thread(target=lambda: lines.extend(process.stdout or []), daemon=True).start()
+        yield address.rstrip("/")
+    finally:
+        timer.cancel()
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise

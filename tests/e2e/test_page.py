@@ -1,0 +1,139 @@
+"""The page's own arithmetic, run where it runs: in a browser, as the modules are served."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+WEB = Path(__file__).parents[2] / "web"
+
+
+class Files(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=WEB)) as files:
+        threading.Thread(target=files.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{files.server_port}"
+        files.shutdown()
+
+
+@pytest.fixture(scope="module")
+def page(quiet_browser: Browser, address: str) -> Iterator[Page]:
+    page = quiet_browser.new_page()
+    page.goto(address)
+    yield page
+    page.close()
+
+
+def in_page(page: Page, script: str) -> Any:
+    return page.evaluate(f"async () => {{ const m = await import('/playback.js'); {script} }}")
+
+
+def test_rtp_timestamps_are_compared_across_the_wrap(page: Page) -> None:
+    """Distances are signed and right on both sides of 2^32."""
+    assert in_page(
+        page,
+        """return [m.rtpDistance(960, 0), m.rtpDistance(0, 960), m.rtpDistance(480, 2 ** 32 - 480),
+                   m.rtpDistance(2 ** 32 - 480, 480), m.rtpAfter(2 ** 32 - 1, 961), m.rtpAfter(0, 960.4)]""",
+    ) == [960, -960, 960, -960, 960, 960]
+
+
+def test_reports_are_as_frequent_as_the_position_is_uncertain(page: Page) -> None:
+    """Once a second in silence, four times while the agent speaks, ten times while the browser stretches time."""
+    assert in_page(
+        page,
+        """return [[false, false], [false, true], [true, false], [true, true]].map(([isSpeaking, isStretching]) =>
+                   m.reportPeriodMs({ isSpeaking, isStretching }))""",
+    ) == [1000, 1000, 250, 100]
+
+
+def test_the_clock_offset_comes_from_the_shortest_round_trip(page: Page) -> None:
+    """A ping that was held up does not move the offset; one from a minute ago is forgotten."""
+    assert in_page(
+        page,
+        """const clock = new m.ClockOffset();
+           const before = clock.isKnown;
+           clock.add(1000, 9010, 1020);       // there 10, back 10: the server is 8000 ahead
+           clock.add(2000, 10_200, 2210);     // there 200, back 10
+           const held = clock.offsetMs;
+           clock.add(62_000, 70_030, 62_040); // the first is gone; there 20, back 20: ahead by 8010
+           return [before, held, clock.offsetMs, clock.roundTripMs];""",
+    ) == [False, 8000, 8010, 40]
+
+
+def test_the_device_delay_is_a_mean_over_the_last_second(page: Page) -> None:
+    """Old counts leave the window, and another device's counters start it anew."""
+    assert in_page(
+        page,
+        """const mean = new m.WindowedMean();
+           const none = mean.value;
+           mean.add(0, 0, 0);
+           mean.add(500, 4800 * 3, 4800);
+           const first = mean.value;
+           mean.add(1500, 4800 * 3 + 48_000 * 5, 52_800);
+           const second = mean.value;
+           mean.add(1600, 0, 10);
+           const third = mean.value;
+           mean.add(1700, 70, 20);
+           return [none, first, second, third, mean.value];""",
+    ) == [None, 3, 5, None, 7]
+
+
+def test_axes_end_on_round_numbers(page: Page) -> None:
+    """The top of a plot is 1, 2 or 5 times a power of ten, at or above the largest value."""
+    assert page.evaluate(
+        """async () => { const { niceCeiling } = await import('/plots.js');
+                         return [1, 50, 51, 100, 120, 499, 501].map(niceCeiling); }"""
+    ) == [1, 50, 100, 100, 200, 500, 1000]
+
+
+def test_the_words_say_what_each_plot_is(page: Page) -> None:
+    """Three plain sentences explain lead, slack and jitter buffer."""
+    terms = page.locator("details p b").all_text_contents()
+    assert terms == ["Lead", "Slack", "Jitter buffer"]
+
+
+def test_the_page_asks_nobody_else_for_anything(quiet_browser: Browser, address: str) -> None:
+    """Every file comes from the server itself, and each one is there."""
+    page = quiet_browser.new_page()
+    answers: list[tuple[str, int]] = []
+    page.on("response", lambda response: answers.append((response.url, response.status)))
+    page.goto(address)
+    page.wait_for_load_state("networkidle")
+    page.close()
+    assert len(answers) >= 6
+    assert all(url.startswith(address) or url.startswith("data:") for url, _ in answers)
+    assert all(status == 200 for _, status in answers)
+
+
+def test_nothing_sticks_out_of_a_narrow_screen(quiet_browser: Browser, address: str) -> None:
+    """At 390 pixels, and at 320, the page does not scroll sideways, before a call and in one."""
+    for width in (390, 320):
+        page = quiet_browser.new_page(viewport={"width": width, "height": 800})
+        page.goto(address)
+        for view in ("welcome", "call", "ended"):
+            page.evaluate("view => { document.body.dataset.view = view }", view)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (width, view)
+        page.close()
+
+
+def test_a_server_that_is_away_is_named(page: Page) -> None:
+    """Without a server behind the page, the step that fails is the server, and a button starts again."""
+    page.click("#start-typing")
+    notice = page.locator(".notice")
+    notice.wait_for()
+    assert notice.get_attribute("data-step") == "server"
+    assert "breeze-rtc demo" in notice.inner_text()
+    assert page.locator('#steps li[data-state="failed"]').inner_text() == "Server"
+    assert page.locator("#restart").is_visible()
