@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from breeze_rtc.models.attention import Block, BlockConfig, RMSNorm, Rope, RopeConfig, band_mask
 from breeze_rtc.models.source_filter import SourceFilterConfig, SourceFilterHead, SourceFilterState
 
-
 SNAKE_KERNEL = 7
 SNAKE_DILATIONS = (1, 3, 9)
 

@@ -30,15 +30,19 @@ class ModelConfig:
     """per_frame only."""
     end_class: int | None = None
     """Class of the codebook-0 head that ends speech; None where the pointer ends it."""
-    reserved: tuple[int, ...] = ()
-    """Ids of every codebook that are never spoken."""
+    reserved: tuple[int, int] | None = None
+    """First and last of the ids that no codebook ever speaks."""
+    max_positions: int | None = None
+    """Positions of the backbone, prompt included, after which speech stops; None: no limit."""
+    frames_per_token: float = 2.0
+    """prefix only: about how many frames a text token takes; places text marks before the speech has ended."""
 
 
 PLAIN = RopeConfig(theta=1e4)
 
 
 def nano(*, vocab: int = 256) -> ModelConfig:
-    """Our own voice: 25 frames/s, 8 codebooks of 512, text fed by a pointer; about 9 M parameters.
+    """Our own voice: 25 frames/s, 8 codebooks of 512, text fed by a pointer; 7.5 M parameters.
 
     vocab: symbols of the text front end.
     """
@@ -47,15 +51,15 @@ def nano(*, vocab: int = 256) -> ModelConfig:
         feed="per_frame",
         text=TextEncoderConfig(
             vocab=vocab,
-            block=BlockConfig(hidden=192, heads=4, kv_heads=4, head_dim=48, ffn=512, qk_norm=True),
+            block=BlockConfig(hidden=160, heads=4, kv_heads=4, head_dim=40, ffn=448, qk_norm=True),
             full_attention=(False, False, True, True),
             window=9,
             window_rope=PLAIN,
             full_rope=PLAIN,
-            output=192,
+            output=160,
         ),
         backbone=BackboneConfig(
-            block=BlockConfig(hidden=256, heads=4, kv_heads=2, head_dim=64, ffn=640, qk_norm=True),
+            block=BlockConfig(hidden=256, heads=4, kv_heads=2, head_dim=64, ffn=576, qk_norm=True),
             layers=4,
             rope=PLAIN,
             classes=512,
@@ -73,10 +77,10 @@ def nano(*, vocab: int = 256) -> ModelConfig:
             codebooks=8,
             codes=512,
             code_dim=64,
-            mixed=192,
-            latent=192,
-            block=BlockConfig(hidden=192, heads=4, kv_heads=4, head_dim=48, ffn=512),
-            layers=3,
+            mixed=160,
+            latent=160,
+            block=BlockConfig(hidden=160, heads=4, kv_heads=4, head_dim=40, ffn=384),
+            layers=2,
             rope=PLAIN,
             window=32,
             upsample=(2, 2),
@@ -87,5 +91,90 @@ def nano(*, vocab: int = 256) -> ModelConfig:
             layer_scale=0.1,
             features=122,
         ),
-        pointer=PointerConfig(text=192, hidden=256),
+        pointer=PointerConfig(text=160, hidden=256),
+    )
+
+
+def tiny() -> ModelConfig:
+    """Breeze's structure at a size for tests: prefix feeding, an end class, reserved ids, the snake head."""
+    block = BlockConfig(hidden=32, heads=4, kv_heads=2, head_dim=16, ffn=64)
+    return ModelConfig(
+        name="tiny",
+        feed="prefix",
+        text=TextEncoderConfig(
+            vocab=256,
+            block=BlockConfig(hidden=32, heads=2, kv_heads=1, head_dim=16, ffn=64, qk_norm=True),
+            full_attention=(False, True),
+            window=8,
+            window_rope=PLAIN,
+            full_rope=RopeConfig(theta=1e6, factor=8),
+            output=32,
+        ),
+        backbone=BackboneConfig(
+            block=BlockConfig(hidden=32, heads=4, kv_heads=2, head_dim=16, ffn=64, qk_norm=True),
+            layers=2,
+            rope=RopeConfig(theta=1e6),
+            classes=36,
+        ),
+        depth=DepthConfig(
+            codebooks=4,
+            vocab=35,
+            embedding=32,
+            block=block,
+            layers=2,
+            rope=RopeConfig(theta=5e5, factor=32, low=0.001953125, high=0.0078125, original_length=16),
+        ),
+        codec=CodecConfig(
+            codebooks=4,
+            codes=32,
+            code_dim=16,
+            mixed=32,
+            latent=32,
+            block=BlockConfig(hidden=32, heads=2, kv_heads=2, head_dim=16, ffn=64, eps=1e-5),
+            layers=2,
+            rope=PLAIN,
+            window=6,
+            upsample=(2, 2),
+            expansion=4,
+            head="snake",
+            sample_rate=24_000,
+            frame_samples=1920,
+            layer_scale=0.5,
+            decoder=256,
+            rates=(8, 5, 4, 3),
+        ),
+        end_class=35,
+        reserved=(32, 34),
+        max_positions=2048,
+    )
+
+
+def tiny_pointer() -> ModelConfig:
+    """Nano's structure at a size for tests: per-frame feeding, a window in the backbone, the source-filter head."""
+    base = tiny()
+    return ModelConfig(
+        name="tiny-pointer",
+        feed="per_frame",
+        text=base.text,
+        backbone=BackboneConfig(block=base.backbone.block, layers=2, rope=PLAIN, classes=32, window=16),
+        depth=DepthConfig(codebooks=4, vocab=32, embedding=32, block=base.depth.block, layers=1, rope=PLAIN),
+        codec=CodecConfig(
+            codebooks=4,
+            codes=32,
+            code_dim=16,
+            mixed=32,
+            latent=32,
+            block=base.codec.block,
+            layers=1,
+            rope=PLAIN,
+            window=6,
+            upsample=(2, 2),
+            expansion=2,
+            head="source_filter",
+            sample_rate=24_000,
+            frame_samples=960,
+            features=122,
+            layer_scale=0.5,
+        ),
+        pointer=PointerConfig(text=32, hidden=32),
     )

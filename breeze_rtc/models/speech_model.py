@@ -1,0 +1,152 @@
+"""The five parts of one model, and what differs between models beyond their sizes.
+
+Two ways of feeding text are known.  *prefix*: the encoded text is the backbone's prompt (Breeze TTS 2).  *per_frame*: each
+frame brings one item of text beside the previous frame's codes, and a pointer walks over the text (nano; Qwen3-TTS adds
+one text token a frame in the same manner).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from breeze_rtc.errors import UnknownVoice
+from breeze_rtc.models.backbone import Backbone
+from breeze_rtc.models.codec import CodecDecoder
+from breeze_rtc.models.depth import DepthDecoder
+from breeze_rtc.models.pointer import TextPointer
+from breeze_rtc.models.presets import ModelConfig
+from breeze_rtc.models.sampling import Sampling
+from breeze_rtc.models.text_encoder import TextEncoder
+
+
+@dataclass(frozen=True, slots=True)
+class TextSegment:
+    """A piece of a stream's text that is encoded by itself."""
+
+    tokens: tuple[int, ...]
+    """Ids for the text encoder; where `codes` is set, one id per frame and the id that ends the audio."""
+    ends: tuple[int, ...]
+    """ends[i]: how many characters of the stream's whole text have been spoken once token i has been passed."""
+    row: int = 0
+    """Backbone row whose prompt it belongs to; 1 is the unguided row of classifier-free guidance."""
+    codes: tuple[tuple[int, ...], ...] = ()
+    """Frames of reference audio that stand here instead of text."""
+
+
+class TextFrontend(Protocol):
+    """Written text in, segments out; one per stream.  The last `ends` of a stream is the length of its text."""
+
+    def push(self, text: str) -> list[TextSegment]:
+        """More text; return the segments that are complete now."""
+
+    def end(self) -> list[TextSegment]:
+        """No more text; return what is left."""
+
+
+class SpeechModel(nn.Module):
+    """Text encoder, backbone, depth decoder, codec decoder and, where text is fed per frame, the pointer."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        frontend: Callable[[str], TextFrontend],
+        voices: tuple[str, ...] = ("default",),
+        sampling: Sampling | None = None,
+        licence_note: str = "",
+    ) -> None:
+        """frontend: makes the text front end of a stream in a voice.  voices: their names, the default first."""
+        super().__init__()
+        self.config = config
+        self.text = TextEncoder(config.text)
+        self.backbone = Backbone(config.backbone)
+        self.depth = DepthDecoder(config.depth)
+        self.codec = CodecDecoder(config.codec)
+        assert (config.pointer is not None) == (config.feed == "per_frame")
+        self.pointer = None if config.pointer is None else TextPointer(config.pointer)
+        self.voices = voices
+        self.sampling = sampling or Sampling()
+        self.licence_note = licence_note
+        """Not empty: what the user must know about these weights before using them; said once, when they are loaded."""
+        self._frontend = frontend
+
+    @property
+    def sample_rate(self) -> int:
+        return self.config.codec.sample_rate
+
+    @property
+    def frame_samples(self) -> int:
+        return self.config.codec.frame_samples
+
+    def frontend(self, voice: str | None = None) -> TextFrontend:
+        """A new stream's text front end.  Raises UnknownVoice."""
+        voice = voice or self.voices[0]
+        if voice not in self.voices:
+            raise UnknownVoice(voice, self.voices)
+        return self._frontend(voice)
+
+    @classmethod
+    def load(cls, name_or_path: str = "nano") -> SpeechModel:
+        """A ready model by the name of a preset or the folder of a checkpoint.  Raises CheckpointError.
+
+        `nano` comes with the package; `breeze-tts-2` is looked for in the Hugging Face cache, or give its folder; `tiny` and
+        `tiny-pointer` are made on the spot, speak noise and need no file.
+        """
+        from breeze_rtc.models import checkpoint
+
+        return checkpoint.load(name_or_path)
+
+    def silence_reserved(self, logits: Tensor) -> Tensor:
+        """Set the logits of reserved ids, (..., V) float32, to -inf in place."""
+        if self.config.reserved is not None:
+            first, last = self.config.reserved
+            logits[..., first : last + 1] = float("-inf")
+        return logits
+
+    def embed_audio(self, segment: TextSegment) -> Tensor:
+        """A segment of reference audio -> (frames + 1, hidden): its frames' embeddings, then that of the all-zero frame."""
+        device = self.depth.table.weight.device
+        codes = torch.tensor([*segment.codes, (0,) * self.config.depth.codebooks], device=device)
+        return self.depth.embed_frame(codes)
+
+
+class ByteFrontend:
+    """Text as UTF-8 bytes, cut after punctuation or at 128 bytes: the front end of models that speak noise.
+
+    whole: keep everything until the end, in one segment, as prefix models need it.
+    """
+
+    def __init__(self, *, whole: bool) -> None:
+        self._whole = whole
+        self._text = ""
+        self._chars = 0
+
+    def push(self, text: str) -> list[TextSegment]:
+        self._text += text
+        segments = []
+        while not self._whole:
+            cut = next((i + 1 for i, char in enumerate(self._text[:32]) if char in ".,!?;:"), 32)
+            if len(self._text) < cut:
+                break
+            segments.append(self._segment(cut))
+        return segments
+
+    def end(self) -> list[TextSegment]:
+        return [self._segment(len(self._text))] if self._text else []
+
+    def _segment(self, chars: int) -> TextSegment:
+        piece, self._text = self._text[:chars], self._text[chars:]
+        tokens: list[int] = []
+        ends: list[int] = []
+        for char in piece:
+            self._chars += 1
+            encoded = char.encode(errors="replace")
+            tokens += encoded
+            # A character has been spoken when its last byte has.
+            ends += [self._chars - 1] * (len(encoded) - 1) + [self._chars]
+        return TextSegment(tuple(tokens), tuple(ends))

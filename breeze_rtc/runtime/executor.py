@@ -1,0 +1,533 @@
+"""Runs one `Step` at a time: gathers the state of its rows, pads them to the bucket, calls the stage, scatters the state back.
+
+The scheduler has chosen; nothing is decided here.  Pads point at the dummy slot and the dummy page, so they touch nobody.
+A row's result does not depend on what else is in the step: shapes that would make a CPU kernel round differently are
+avoided (`MIN_ROWS`, and see `kv_cache` and `codec`), and randomness is a hash of the stream's own seed.  So eight streams
+together say, sample for sample, what each says alone.
+
+On the way from queue to queue a step waits for the device once, to learn what ended and how far the text has been read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from breeze_rtc.clock import Clock, MonotonicClock
+from breeze_rtc.errors import BadSampling, UnknownVoice
+from breeze_rtc.models.pointer import LOOK_AHEAD
+from breeze_rtc.models.sampling import Sampling, choose, combine, gumbel, penalise, row_sampling
+from breeze_rtc.models.speech_model import SpeechModel, TextSegment
+from breeze_rtc.playback import TextMark
+from breeze_rtc.runtime.kv_cache import KVRow, PagedKV, PageTable
+from breeze_rtc.scheduling.step import Row, RowResult, Stage, StageSpec, Step, StepResult
+
+MIN_ROWS = 4
+"""Matrix products of fewer rows run in other CPU kernels, which round differently; from here on rows are independent."""
+RING_FRAMES = 256
+"""Frames a stream may have made and not yet decoded."""
+TEXT_STEP = 16
+"""Text rows are padded to multiples of this, and only rows of equal padded length are encoded together."""
+
+
+class _Stream:
+    """One utterance: what is kept of it on the host, and its text."""
+
+    def __init__(self, slot: int, seed: int, sampling: Sampling, page_tokens: int, rows: int, like: Tensor) -> None:
+        self.slot = slot
+        self.seed = seed
+        self.sampling = sampling
+        # One KV cache per backbone row; with guidance there are two.
+        self.tables = [PageTable(page_tokens) for _ in range(rows)]
+        # Segments not encoded yet.
+        self.waiting: list[TextSegment] = []
+        # Characters spoken once token i of the text has been passed, for the tokens added so far (row 0 only).
+        self.ends: list[int] = []
+        self.is_text_ended = False
+        # Encoded text of each row, (tokens + spare, width) with zeros behind the `encoded[row]` tokens that are there.
+        self.vectors = [like.new_zeros(LOOK_AHEAD + 61, like.shape[-1]) for _ in range(rows)]
+        self.encoded = [0] * rows
+        # Frames that have a code 0; frames that have all codes; frames that are sound.
+        self.started = self.made = self.decoded = 0
+        # per_frame: token the next frame speaks, and frames spent on it so far.
+        self.pointer = 0
+        self.elapsed = 0
+        # Sound and marks not taken yet.
+        self.pcm: list[NDArray[np.float32]] = []
+        self.marks: list[TextMark] = []
+        self.marked_chars = 0
+
+    @property
+    def has_spoken_all(self) -> bool:
+        """per_frame: the pointer has left the last token of a text that has ended."""
+        return self.is_text_ended and not self.waiting and self.pointer >= self.encoded[0]
+
+    @property
+    def lacks_text(self) -> bool:
+        """per_frame: the next frame would look at tokens that are not encoded, and more may come."""
+        is_complete = self.is_text_ended and not self.waiting
+        return not is_complete and self.pointer + LOOK_AHEAD > self.encoded[0]
+
+    def add_vectors(self, row: int, vectors: Tensor) -> None:
+        start = self.encoded[row]
+        end = start + len(vectors)
+        buffer = self.vectors[row]
+        if end + LOOK_AHEAD > len(buffer):
+            grown = buffer.new_zeros(2 * (end + LOOK_AHEAD), buffer.shape[-1])
+            grown[:start] = buffer[:start]
+            self.vectors[row] = buffer = grown
+        buffer[start:end] = vectors
+        self.encoded[row] = end
+
+    def mark(self, frames: int, chars: int, frame_samples: int) -> None:
+        """After `frames` frames, `chars` characters have been spoken."""
+        if chars > self.marked_chars:
+            self.marked_chars = chars
+            self.marks.append(TextMark(frames * frame_samples, chars))
+
+
+class _Rows:
+    """The streams of a step as tensors: their slots, then the dummy slot for each pad."""
+
+    def __init__(self, streams: list[_Stream], bucket: int, dummy: int, device: torch.device) -> None:
+        self.streams = streams
+        pads = bucket - len(streams)
+        assert pads >= 0, "more rows than the bucket holds"
+        self.slots = torch.tensor([s.slot for s in streams] + [dummy] * pads, device=device)
+        self.seeds = torch.tensor([s.seed for s in streams] + [0] * pads, device=device)
+        self.samplings = [s.sampling for s in streams] + [Sampling(0, 0, 0, 1, 1)] * pads
+
+
+class Executor:
+    """The stages of one model on one device, and the state of the streams that are open."""
+
+    def __init__(
+        self,
+        model: SpeechModel,
+        *,
+        max_streams: int,
+        kv_pages: int,
+        page_tokens: int = 16,
+        device: torch.device | str = "cpu",
+        clock: Clock | None = None,
+    ) -> None:
+        """max_streams: state slots.  kv_pages: pages of `page_tokens` positions of the backbone."""
+        self.model = model.to(device).eval()
+        self.device = torch.device(device)
+        self.sample_rate = model.sample_rate
+        self.frame_samples = model.frame_samples
+        self.feed = model.config.feed
+        self._clock = clock or MonotonicClock()
+        self._streams: dict[int, _Stream] = {}
+        config = model.config
+        codebooks = config.depth.codebooks
+        rows = max_streams if self.feed == "per_frame" else 2 * max_streams
+        self.specs = _specs(rows, max_streams, self.feed)
+        block = config.backbone.block
+        weight = model.depth.table.weight
+        self._dummy = max_streams
+        with torch.inference_mode():
+            self._kv = PagedKV(
+                layers=config.backbone.layers,
+                kv_heads=block.kv_heads,
+                head_dim=block.head_dim,
+                pages=kv_pages,
+                page_tokens=page_tokens,
+                window=config.backbone.window,
+                dtype=weight.dtype,
+                device=self.device,
+            )
+            self._codec_state = model.codec.new_state(max_streams)
+            slots = max_streams + 1
+            # Codes of the frame in work or just made; hidden states of the frame in work, one per guidance row; codes of
+            # frames not decoded yet; classes of codebook 0 that a stream has used.
+            self._codes = torch.zeros(slots, codebooks, dtype=torch.int64, device=self.device)
+            self._hidden = weight.new_zeros(slots, 2, block.hidden)
+            self._ring = torch.zeros(slots, RING_FRAMES, codebooks, dtype=torch.int64, device=self.device)
+            self._seen = torch.zeros(slots, config.backbone.classes, dtype=torch.bool, device=self.device)
+            self._depth_codebooks = torch.arange(1, codebooks, device=self.device)
+            self._first_codebook = torch.zeros(1, dtype=torch.int64, device=self.device)
+            self._text_like = weight.new_zeros(1, config.text.output)
+
+    # ---- the life of a stream ----------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        stream: int,
+        slot: int,
+        *,
+        seed: int = 0,
+        sampling: Sampling | Mapping[str, float] | None = None,
+        voice: str | None = None,
+    ) -> None:
+        """Begin a stream in a free slot.  A mapping changes single values of the model's own sampling.
+
+        Raises BadSampling and UnknownVoice, with nothing changed.
+        """
+        assert stream not in self._streams, f"stream {stream} is open"
+        assert 0 <= slot < self._dummy
+        if voice is not None and voice not in self.model.voices:
+            raise UnknownVoice(voice, self.model.voices)
+        chosen = sampling if isinstance(sampling, Sampling) else merged(self.model.sampling, sampling or {})
+        if chosen.cfg_scale != 1 and self.feed == "per_frame":
+            raise BadSampling("cfg_scale", chosen.cfg_scale, "1: this model has no unguided form")
+        with torch.inference_mode():
+            self._codec_state.open(slot)
+            self._codes[slot] = 0
+            self._hidden[slot] = 0
+            self._seen[slot] = False
+            self._streams[stream] = _Stream(
+                slot,
+                seed & 0x7FFFFFFFFFFFFFFF,
+                chosen,
+                self._kv.page_tokens,
+                1 if chosen.cfg_scale == 1 else 2,
+                self._text_like,
+            )
+
+    def add_text(self, stream: int, segment: TextSegment) -> int:
+        """Queue a segment of the stream's text and return the tokens that one TEXT row will have to encode.
+
+        Segments of the unguided row count 0: they are encoded along with the next row.
+        """
+        s = self._streams[stream]
+        assert not s.is_text_ended, "text after the end of the text"
+        if segment.row >= len(s.tables):
+            return 0
+        s.waiting.append(segment)
+        if segment.row:
+            return 0
+        s.ends += segment.ends
+        return len(segment.tokens)
+
+    def end_text(self, stream: int) -> None:
+        """The stream's text is complete."""
+        self._streams[stream].is_text_ended = True
+
+    def take(self, stream: int) -> tuple[NDArray[np.float32], tuple[TextMark, ...]]:
+        """The sound the codec has made since the last call, and the marks that lie in it.
+
+        Marks of a pointer model are exact to a frame.  A prefix model does not say where it is in its text, so its marks
+        share the characters out evenly over the duration expected of that many tokens, and may be off by a word or more.
+        """
+        s = self._streams[stream]
+        pcm = np.concatenate(s.pcm) if s.pcm else np.empty(0, np.float32)
+        s.pcm.clear()
+        made = s.decoded * self.frame_samples
+        ready = tuple(mark for mark in s.marks if mark.samples <= made)
+        del s.marks[: len(ready)]
+        return pcm, ready
+
+    def close(self, stream: int) -> None:
+        """Forget a stream; closing one that is not open is nothing.  Its slot and pages may be given to others at once."""
+        self._streams.pop(stream, None)
+
+    # ---- steps -------------------------------------------------------------------------------------------------------
+
+    def run(self, step: Step) -> StepResult:
+        """Compute a step.  A row that fails gets an error and the others are good.
+
+        An exception that cannot be put down to one row is the error of every row of the step.
+        """
+        began_ns = self._clock.now()
+        stage: Callable[[Step, list[Row], dict[int, RowResult]], None] = {
+            Stage.TEXT: self._text,
+            Stage.PREFILL: self._prefill,
+            Stage.BACKBONE: self._backbone,
+            Stage.DEPTH: self._depth,
+            Stage.CODEC: self._codec,
+        }[step.stage]
+        results: dict[int, RowResult] = {}
+        rows = []
+        for row in step.rows:
+            s = self._streams.get(row.stream)
+            if s is None or s.slot != row.slot:
+                results[row.stream] = RowResult(row.stream, error="the stream is not open in this slot")
+                continue
+            self._extend(s, row.new_pages)
+            rows.append(row)
+        try:
+            with torch.inference_mode():
+                if rows:
+                    stage(step, rows, results)
+        except Exception as error:
+            for row in rows:
+                results[row.stream] = RowResult(row.stream, error=f"{type(error).__name__}: {error}")
+        return StepResult(
+            tuple(results.get(row.stream, RowResult(row.stream)) for row in step.rows), self._clock.now() - began_ns
+        )
+
+    def _extend(self, s: _Stream, pages: tuple[int, ...]) -> None:
+        """Share new pages out: each backbone row has as many pages as the others."""
+        rows = len(s.tables)
+        for index, table in enumerate(s.tables):
+            table.extend(pages[index::rows])
+
+    def _text(self, step: Step, rows: list[Row], results: dict[int, RowResult]) -> None:
+        """Encode the next segment of each row, and the unguided segments waiting behind it."""
+        groups: dict[int, list[tuple[_Stream, int, TextSegment]]] = {}
+        encoded: list[tuple[_Stream, TextSegment, Tensor | None]] = []
+        for row in rows:
+            s = self._streams[row.stream]
+            tokens = 0
+            while s.waiting and (tokens < row.count or s.waiting[0].row):
+                segment = s.waiting.pop(0)
+                tokens += 0 if segment.row else len(segment.tokens)
+                if segment.codes:
+                    encoded.append((s, segment, self.model.embed_audio(segment)))
+                    continue
+                length = -(-len(segment.tokens) // TEXT_STEP) * TEXT_STEP
+                groups.setdefault(length, []).append((s, len(encoded), segment))
+                encoded.append((s, segment, None))
+        for length, members in groups.items():
+            tokens_of = np.zeros((len(members), length), np.int64)
+            for index, (_, _, segment) in enumerate(members):
+                tokens_of[index, : len(segment.tokens)] = segment.tokens
+            lengths = torch.tensor([len(segment.tokens) for _, _, segment in members], device=self.device)
+            vectors = self.model.text(torch.from_numpy(tokens_of).to(self.device), lengths)
+            for index, (s, place, segment) in enumerate(members):
+                encoded[place] = (s, segment, vectors[index, : len(segment.tokens)])
+        for s, segment, found in encoded:
+            assert found is not None
+            s.add_vectors(segment.row, found)
+
+    def _prefill(self, step: Step, rows: list[Row], results: dict[int, RowResult]) -> None:
+        if self.feed == "per_frame":
+            self._backbone(step, rows, results)
+            return
+        done = []
+        for row in rows:
+            s = self._streams[row.stream]
+            end = row.start + row.count
+            assert end <= s.encoded[0], "prefill of text that is not encoded"
+            # One row at a time: a long prompt fills the machine by itself, and its shape stays its own.
+            for index, (table, length) in enumerate(zip(s.tables, s.encoded, strict=True)):
+                count = min(end, length) - row.start
+                if count <= 0:
+                    continue
+                x = s.vectors[index][row.start : row.start + count]
+                bucket = -(-MIN_ROWS // count)
+                cache = self._kv.step([KVRow(table, row.start, count)], bucket)
+                positions = torch.arange(row.start, row.start + count, device=self.device)
+                hidden = self.model.backbone(x.expand(bucket, -1, -1), positions[None], cache)
+                cache.commit()
+                if row.start + count == length:
+                    self._hidden[s.slot, index] = hidden[0, -1]
+            if end == s.encoded[0]:
+                done.append((row.stream, s))
+        if done:
+            self._first_codes(done, step.bucket, results)
+
+    def _backbone(self, step: Step, rows: list[Row], results: dict[int, RowResult]) -> None:
+        """The hidden state and code 0 of each row's next frame, or the end of its speech."""
+        going = []
+        limit = self.model.config.max_positions
+        for row in rows:
+            s = self._streams[row.stream]
+            if self.feed == "per_frame":
+                has_ended = s.has_spoken_all
+            else:
+                has_ended = limit is not None and s.encoded[0] + s.started >= limit - 1
+            if has_ended:
+                results[row.stream] = RowResult(row.stream, ended=True)
+            else:
+                going.append((row.stream, s))
+        if not going:
+            return
+        # Guided rows, then the unguided rows of those that have one.
+        members = [(s, 0) for _, s in going] + [(s, 1) for _, s in going if len(s.tables) > 1]
+        bucket = max(step.bucket, len(members), MIN_ROWS)
+        batch = _Rows([s for s, _ in members], bucket, self._dummy, self.device)
+        x = self.model.depth.embed_frame(self._codes[batch.slots])
+        starts = []
+        for s, index in members:
+            starts.append(s.started if self.feed == "per_frame" else s.encoded[index] + s.started - 1)
+        if self.model.pointer is not None:
+            x = self._with_text(x, [s for s, _ in members])
+        cache = self._kv.step(
+            [KVRow(s.tables[index], start, 1) for (s, index), start in zip(members, starts, strict=True)], bucket
+        )
+        positions = torch.tensor(starts + [0] * (bucket - len(starts)), device=self.device)
+        hidden = self.model.backbone(x[:, None], positions[:, None], cache)[:, 0]
+        cache.commit()
+        if len(members) == len(going):
+            self._hidden[batch.slots, 0] = hidden
+        else:
+            guidance = [index for _, index in members] + [0] * (bucket - len(members))
+            self._hidden[batch.slots, torch.tensor(guidance, device=self.device)] = hidden
+        self._first_codes(going, step.bucket, results)
+
+    def _with_text(self, x: Tensor, streams: list[_Stream]) -> Tensor:
+        """Add what each frame reads of the text to the embeddings (bucket, hidden) of the frames before."""
+        pointer = self.model.pointer
+        assert pointer is not None
+        bucket = x.shape[0]
+        windows = [s.vectors[0][s.pointer : s.pointer + LOOK_AHEAD] for s in streams]
+        windows += [windows[0]] * (bucket - len(streams))
+        elapsed = torch.tensor([s.elapsed for s in streams] + [0] * (bucket - len(streams)), device=self.device)
+        if any(s.started == 0 for s in streams):
+            is_first = [s.started == 0 for s in streams] + [False] * (bucket - len(streams))
+            x = torch.where(torch.tensor(is_first, device=self.device)[:, None], pointer.start, x)
+        return x + pointer.item(torch.stack(windows), elapsed)
+
+    def _first_codes(self, going: list[tuple[int, _Stream]], bucket: int, results: dict[int, RowResult]) -> None:
+        """Choose code 0 of a frame from the hidden states in the slots; move the pointers on."""
+        model = self.model
+        streams = [s for _, s in going]
+        bucket = max(bucket, MIN_ROWS)
+        batch = _Rows(streams, bucket, self._dummy, self.device)
+        hidden = self._hidden[batch.slots]
+        logits = model.backbone.head(hidden[:, 0])
+        if any(len(s.tables) > 1 for s in streams):
+            logits = self._guided(logits, model.backbone.head(hidden[:, 1]), batch)
+        is_good = logits.amax(-1).isfinite()
+        if any(s.sampling.repetition_penalty != 1 for s in streams):
+            penalty = torch.tensor([s.repetition_penalty for s in batch.samplings], device=self.device)
+            logits = penalise(logits, self._seen[batch.slots], penalty[:, None])
+        logits = model.silence_reserved(logits)
+        values = row_sampling(batch.samplings, logits.shape[-1], device=self.device)
+        noise = None
+        if not values.is_greedy:
+            frames = torch.tensor([s.started for s in streams] + [0] * (bucket - len(streams)), device=self.device)
+            noise = gumbel(batch.seeds, frames, self._first_codebook, logits.shape[-1])[:, 0]
+        codes = choose(logits, noise, values)
+        self._seen[batch.slots, codes] = True
+        # The class that ends speech is no code; a pad may have drawn it too, and its slot is embedded and decoded again.
+        is_end = codes == model.config.end_class if model.config.end_class is not None else None
+        self._codes[batch.slots, 0] = codes if is_end is None else codes.masked_fill(is_end, 0)
+        columns = [codes, is_good.long()]
+        if model.pointer is not None:
+            columns.append(model.pointer.advance_logits(hidden[:, 0]).argmax(-1))
+        for (stream, s), (code, good, *advance) in zip(going, torch.stack(columns, 1).tolist(), strict=False):
+            if not good:
+                results[stream] = RowResult(stream, error="the logits of codebook 0 are not finite")
+            elif code == model.config.end_class:
+                s.mark(s.started, s.ends[-1] if s.ends else 0, self.frame_samples)
+                results[stream] = RowResult(stream, ended=True)
+            else:
+                s.started += 1
+                results[stream] = RowResult(stream, wants_text=self._moved(s, *advance))
+
+    def _moved(self, s: _Stream, advance: int | None = None) -> bool:
+        """Move the pointer on after a frame, and mark what has been spoken.  True: the next frame wants more text."""
+        if advance is None:
+            expected = max(s.started, round(self.model.config.frames_per_token * len(s.ends)))
+            spoken = len(s.ends) * s.started // expected
+        else:
+            s.elapsed = 0 if advance else s.elapsed + 1
+            s.pointer = min(s.pointer + advance, s.encoded[0])
+            spoken = s.pointer
+        if spoken:
+            s.mark(s.started, s.ends[spoken - 1], self.frame_samples)
+        return advance is not None and s.lacks_text
+
+    def _guided(self, guided: Tensor, unguided: Tensor, batch: _Rows) -> Tensor:
+        """Classifier-free guidance where a row has it; a scale of 1 would round, so rows without it are left alone."""
+        scale = torch.tensor([s.cfg_scale for s in batch.samplings], device=self.device)[:, None]
+        return torch.where(scale == 1, guided, combine(guided, unguided, scale))
+
+    def _depth(self, step: Step, rows: list[Row], results: dict[int, RowResult]) -> None:
+        """The other codes of each row's frame."""
+        model = self.model
+        streams = [self._streams[row.stream] for row in rows]
+        has_guidance = any(len(s.tables) > 1 for s in streams)
+        bucket = max(step.bucket, MIN_ROWS)
+        batch = _Rows(streams, bucket, self._dummy, self.device)
+        hidden = self._hidden[batch.slots]
+        first = self._codes[batch.slots, 0]
+        values = row_sampling(batch.samplings, model.config.depth.vocab, depth=True, device=self.device)
+        noise = None
+        if not values.is_greedy:
+            frames = torch.tensor([s.made for s in streams] + [0] * (bucket - len(streams)), device=self.device)
+            noise = gumbel(batch.seeds, frames, self._depth_codebooks, model.config.depth.vocab)
+        largest = torch.zeros(bucket, device=self.device)
+
+        def pick(codebook: int, logits: Tensor) -> Tensor:
+            if has_guidance:
+                logits = self._guided(logits[:bucket], logits[bucket:], batch)
+            largest.add_(logits.amax(-1))
+            chosen = choose(model.silence_reserved(logits), None if noise is None else noise[:, codebook - 1], values)
+            return chosen.repeat(2) if has_guidance else chosen
+
+        if has_guidance:
+            # Guided rows and their unguided twins; rows without guidance are computed twice and read once.
+            both = hidden.transpose(0, 1).reshape(2 * bucket, -1)
+            codes = model.depth.generate(both, first.repeat(2), pick)[:bucket]
+        else:
+            codes = model.depth.generate(hidden[:, 0], first, pick)
+        self._codes[batch.slots] = codes
+        places = torch.tensor(
+            [s.made % RING_FRAMES for s in streams] + [0] * (bucket - len(streams)), device=self.device
+        )
+        self._ring[batch.slots, places] = codes
+        for row, s, good in zip(rows, streams, largest.isfinite().tolist(), strict=False):
+            if not good:
+                results[row.stream] = RowResult(row.stream, error="the depth decoder's logits are not finite")
+            elif s.made - s.decoded >= RING_FRAMES:
+                results[row.stream] = RowResult(row.stream, error=f"more than {RING_FRAMES} frames wait for the codec")
+            else:
+                s.made += 1
+
+    def _codec(self, step: Step, rows: list[Row], results: dict[int, RowResult]) -> None:
+        """Sound of `count` frames per row; rows of equal count are decoded together."""
+        groups: dict[int, list[Row]] = {}
+        for row in rows:
+            s = self._streams[row.stream]
+            if row.start != s.decoded or row.start + row.count > s.made:
+                detail = f"frames {row.start} to {row.start + row.count} asked, {s.decoded} to {s.made} there"
+                results[row.stream] = RowResult(row.stream, error=detail)
+            else:
+                groups.setdefault(row.count, []).append(row)
+        for count, members in groups.items():
+            streams = [self._streams[row.stream] for row in members]
+            bucket = max(len(members), -(-MIN_ROWS // count))
+            batch = _Rows(streams, bucket, self._dummy, self.device)
+            starts = torch.tensor([s.decoded for s in streams] + [0] * (bucket - len(streams)), device=self.device)
+            places = (starts[:, None] + torch.arange(count, device=self.device)) % RING_FRAMES
+            codes = self._ring[batch.slots[:, None], places].transpose(1, 2)
+            pcm = self.model.codec(codes, self._codec_state, batch.slots).float().cpu().numpy()
+            for row, s, samples in zip(members, streams, pcm, strict=False):
+                if not np.isfinite(samples).all():
+                    results[row.stream] = RowResult(row.stream, error="the codec's samples are not finite")
+                    continue
+                s.decoded += count
+                s.pcm.append(samples)
+                results[row.stream] = RowResult(row.stream, samples=len(samples))
+
+
+def merged(base: Sampling, changes: Mapping[str, Any]) -> Sampling:
+    """`base` with some values changed by name.  Raises BadSampling."""
+    values = {f.name: getattr(base, f.name) for f in fields(Sampling)}
+    for name, value in changes.items():
+        if name not in values:
+            raise BadSampling(name, value, f"one of {', '.join(values)}")
+        values[name] = int(value) if name == "top_k" else float(value)
+    return Sampling(**values)
+
+
+def _specs(rows: int, streams: int, feed: str) -> dict[Stage, StageSpec]:
+    """What one step of each stage may carry; `rows` backbone rows and `streams` streams at most."""
+
+    def ladder(limit: int, first: int) -> tuple[int, ...]:
+        buckets = [first]
+        while buckets[-1] < limit:
+            buckets.append(2 * buckets[-1])
+        return tuple(buckets)
+
+    frame = ladder(min(rows, 32), MIN_ROWS)
+    sound = ladder(min(streams, 16), 1)
+    text = ladder(min(streams, 8), 1)
+    prompt = 512 if feed == "prefix" else frame[-1]
+    return {
+        Stage.TEXT: StageSpec(text[-1], text, max_tokens=1024),
+        Stage.PREFILL: StageSpec(frame[-1], frame, max_tokens=prompt),
+        Stage.BACKBONE: StageSpec(frame[-1], frame),
+        Stage.DEPTH: StageSpec(frame[-1], frame),
+        Stage.CODEC: StageSpec(sound[-1], sound),
+    }
