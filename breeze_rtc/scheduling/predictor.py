@@ -79,6 +79,15 @@ class Predictor:
         """Deadline of the next chunk: delivered later, the sound breaks.  Meaningless before the first delivery."""
         return self.fresh_ns if now < self.stale_ns else self.fallback_ns
 
+    def late_ns(self, now: int) -> int:
+        """By how much a chunk delivered now comes after the sound has broken; 0 or less if it has not, or in a pause.
+
+        What guards a stale report is a wish to be early, and no reason to call a chunk late.
+        """
+        if self.is_held or not self.delivered:
+            return 0
+        return now - (self.fresh_ns if now < self.stale_ns else min(self.fresh_ns, self._estimate_ns))
+
     def heard(self, now: int) -> int:
         """Samples heard by now, extrapolated from the last report and never more than were delivered."""
         if self.is_held:
@@ -104,6 +113,7 @@ class Predictor:
         since = [entry for entry in self._deliveries if entry[0] > at_ns]
         _, _, delivered, estimate_ns = since[0] if since else (0, 0, self.delivered, self._estimate_ns)
         self._heard = max(self._heard, min(report.heard_samples, self._heard_at_most(at_ns, delivered, estimate_ns)))
+        was_held = self.is_held
         self._has_report = True
         self._at_ns = at_ns
         self.is_held = not report.is_playing
@@ -117,6 +127,9 @@ class Predictor:
             dry_ns = max(at_ns, min(report.dry_at_ns, at_ns + unheard_ns))
         for time_ns, duration_ns, _, _ in since:
             dry_ns = max(dry_ns, time_ns + self._path_ns) + duration_ns
+        if was_held and not self.is_held:
+            # Nothing was consumed in the pause: even without buffer and network, this listener has that much left.
+            self._estimate_ns = max(self._estimate_ns, dry_ns - self._path_ns)
         # A paced queue cannot be empty before the listener without network is.
         self._dry_ns = dry_ns if report.dry_at_ns is None else max(dry_ns, self._estimate_ns)
         self._settle()

@@ -688,8 +688,8 @@ class Scheduler:
             s.starved_at = None
 
     def _deliver(self, s: Stream, frames: int, samples: int, now: int) -> None:
-        late_ns = now - s.listener.dry_at(now)
-        if s.has_spoken and late_ns > 0 and not s.listener.is_held:
+        late_ns = s.listener.late_ns(now)
+        if late_ns > 0:
             self._events.append(DeadlineMissed(s.id, late_ns))
         self._events.append(AudioReady(s.id, s.samples, samples))
         s.samples += samples

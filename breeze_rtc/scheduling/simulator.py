@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
@@ -253,7 +254,7 @@ class _Simulation:
         self._queue: deque[int] = deque()
         if concurrency is None:
             for index, utterance in enumerate(utterances):
-                self._at(utterance.arrival_ns, lambda index=index: self._begin(index))  # type: ignore[misc]
+                self._at(utterance.arrival_ns, partial(self._begin, index))
         else:
             self._queue.extend(range(len(utterances)))
             for _ in range(concurrency):
@@ -388,7 +389,7 @@ class _Simulation:
     def _begin_next(self) -> None:
         if self._queue:
             index = self._queue.popleft()
-            self._at(self._now, lambda: self._begin(index))
+            self._at(self._now, partial(self._begin, index))
 
     def _begin(self, index: int) -> None:
         utterance = self._utterances[index]
@@ -409,11 +410,10 @@ class _Simulation:
             return
         for number, (offset_ns, tokens) in enumerate(utterance.pieces, start=1):
             is_last = number == len(utterance.pieces)
-            push = lambda tokens=tokens, is_last=is_last: self._push(index, tokens, is_last)  # noqa: E731
             if offset_ns:
-                self._at(arrival_ns + offset_ns, push)
+                self._at(arrival_ns + offset_ns, partial(self._push, index, tokens, is_last))
             else:
-                push()
+                self._push(index, tokens, is_last)
 
     def _push(self, index: int, tokens: int, is_last: bool) -> None:
         self._scheduler.push_text(index, tokens, self._now)

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from breeze_rtc.clock import MS, SECOND
+from breeze_rtc.playback import PlaybackReport
+from breeze_rtc.scheduling.predictor import MAX_PATH_NS, STALE_GUARD_NS, Predictor
+
+RATE = 24_000
+TENTH = RATE // 10
+
+
+def report(
+    heard: int, at_ms: int, *, path_ms: int = 0, dry_at_ms: int | None = None, is_playing: bool = True
+) -> PlaybackReport:
+    return PlaybackReport(
+        stream=1,
+        heard_samples=heard,
+        at_ns=at_ms * MS,
+        path_delay_ns=path_ms * MS,
+        dry_at_ns=None if dry_at_ms is None else dry_at_ms * MS,
+        is_playing=is_playing,
+    )
+
+
+def delivered(*chunks: tuple[int, int]) -> Predictor:
+    """A listener who was sent (samples, time in ms)."""
+    predictor = Predictor(RATE)
+    for samples, at_ms in chunks:
+        predictor.deliver(samples, at_ms * MS)
+    return predictor
+
+
+def test_without_reports_the_deadline_is_first_output_plus_duration() -> None:
+    """The published method."""
+    predictor = delivered((TENTH, 50), (2 * TENTH, 90))
+    assert predictor.dry_at(100 * MS) == 350 * MS
+
+
+def test_a_gap_moves_the_estimate() -> None:
+    """Once the sound has broken, it goes on from the chunk that came too late."""
+    predictor = delivered((TENTH, 0), (TENTH, 150))
+    assert predictor.dry_at(150 * MS) == 250 * MS
+
+
+def test_a_report_replaces_the_estimate() -> None:
+    """A player with a buffer of 80 ms runs dry 80 ms later than the estimate said."""
+    predictor = delivered((10 * TENTH, 0))
+    predictor.report(report(TENTH, 180), 190 * MS)
+    assert predictor.dry_at(200 * MS) == 1_080 * MS
+
+
+def test_the_path_brings_the_deadline_forward() -> None:
+    """What is sent `path` before the ear runs dry arrives just in time."""
+    predictor = delivered((10 * TENTH, 0))
+    predictor.report(report(TENTH, 180, path_ms=60), 190 * MS)
+    assert predictor.dry_at(200 * MS) == 1_020 * MS
+
+
+def test_deliveries_after_a_report_are_added_to_it() -> None:
+    """A report that arrives late still knows nothing of what was sent after it was made."""
+    predictor = delivered((10 * TENTH, 0), (10 * TENTH, 200))
+    predictor.report(report(TENTH, 150), 230 * MS)
+    assert predictor.dry_at(230 * MS) == 2_050 * MS
+    predictor.deliver(TENTH, 240 * MS)
+    assert predictor.dry_at(240 * MS) == 2_150 * MS
+
+
+def test_the_slot_time_of_a_paced_sink_is_the_deadline() -> None:
+    """A sink that says when its queue runs dry is taken at its word."""
+    predictor = delivered((10 * TENTH, 0))
+    predictor.report(report(TENTH, 200, path_ms=80, dry_at_ms=1_040), 200 * MS)
+    assert predictor.dry_at(210 * MS) == 1_040 * MS
+    predictor.deliver(TENTH, 300 * MS)
+    assert predictor.dry_at(300 * MS) == 1_140 * MS
+
+
+def test_a_chunk_that_the_sink_had_not_seen_when_it_reported_is_not_lost() -> None:
+    """An empty queue reported just before the first packet came in does not make the stream late."""
+    predictor = delivered((TENTH, 100))
+    predictor.report(report(0, 101, dry_at_ms=101), 102 * MS)
+    assert predictor.dry_at(102 * MS) == 200 * MS
+
+
+def test_late_report_does_not_move_the_deadline_back() -> None:
+    """A report older than the last one is ignored."""
+    predictor = delivered((10 * TENTH, 0))
+    predictor.report(report(2 * TENTH, 200), 210 * MS)
+    predictor.report(report(TENTH, 190), 220 * MS)
+    assert predictor.dry_at(220 * MS) == 1_000 * MS
+    assert predictor.heard(220 * MS) == 2 * TENTH + TENTH // 5
+
+
+def test_the_heard_position_never_goes_back() -> None:
+    """A later report with an earlier position counts as standing still."""
+    predictor = delivered((10 * TENTH, 0))
+    predictor.report(report(2 * TENTH, 200), 200 * MS)
+    predictor.report(report(TENTH, 300), 300 * MS)
+    assert predictor.heard(300 * MS) == 2 * TENTH
+
+
+def test_nobody_hears_more_than_was_delivered_or_faster_than_it_lasts() -> None:
+    """A listener who claims to be always empty gains nothing."""
+    predictor = delivered((10 * TENTH, 0))
+    predictor.report(report(10**9, 300), 300 * MS)
+    assert predictor.heard(300 * MS) == 3 * TENTH
+    assert predictor.dry_at(300 * MS) == 1_000 * MS
+
+
+def test_a_report_from_the_future_is_taken_as_of_now() -> None:
+    """A wrong clock at the far end cannot silence later reports."""
+    predictor = delivered((10 * TENTH, 0))
+    predictor.report(report(TENTH, 10**7), 200 * MS)
+    assert predictor.dry_at(200 * MS) == 1_100 * MS
+    predictor.report(report(2 * TENTH, 300), 300 * MS)
+    assert predictor.dry_at(300 * MS) == 1_100 * MS
+
+
+def test_a_dry_time_beyond_what_was_delivered_is_cut_to_it() -> None:
+    """A sink that claims a full queue cannot starve its stream."""
+    predictor = delivered((TENTH, 0))
+    predictor.report(report(0, 20, dry_at_ms=10**9), 20 * MS)
+    assert predictor.dry_at(20 * MS) == 120 * MS
+
+
+def test_a_path_out_of_range_is_cut() -> None:
+    """A negative path is none, an endless one is two seconds."""
+    predictor = delivered((10 * TENTH, 0))
+    predictor.report(report(0, 0, path_ms=-50), 0)
+    assert predictor.dry_at(0) == SECOND
+    predictor.report(report(0, 0, path_ms=10**9), 0)
+    assert predictor.dry_at(0) == SECOND - MAX_PATH_NS
+
+
+def test_a_stale_report_falls_back_to_the_estimate_minus_a_guard() -> None:
+    """One second without word, and the listener is no longer believed to be behind."""
+    predictor = delivered((20 * TENTH, 0))
+    predictor.report(report(0, 500), 500 * MS)
+    assert predictor.dry_at(1_500 * MS - 1) == 2_500 * MS
+    assert predictor.dry_at(1_500 * MS) == 2_000 * MS - STALE_GUARD_NS
+
+
+def test_silence_never_makes_a_deadline_later() -> None:
+    """Falling back only brings the deadline forward."""
+    predictor = delivered((20 * TENTH, 0))
+    predictor.report(report(5 * TENTH, 500, path_ms=400), 500 * MS)
+    assert predictor.dry_at(510 * MS) == 1_600 * MS
+    assert predictor.dry_at(1_600 * MS) == 1_600 * MS
+
+
+def test_a_paused_listener_is_held_until_it_plays_again() -> None:
+    """Silence does not end a pause: a frozen page cannot speak."""
+    predictor = delivered((10 * TENTH, 0))
+    predictor.report(report(TENTH, 150, is_playing=False), 150 * MS)
+    assert predictor.is_held
+    assert predictor.heard(9_000 * MS) == TENTH
+    predictor.report(report(TENTH, 9_000), 9_000 * MS)
+    assert not predictor.is_held
+    assert predictor.dry_at(9_000 * MS) == 9_900 * MS
+
+
+def test_a_pause_is_not_held_against_the_listener() -> None:
+    """What it had in hand when it paused, it has still when it plays again, even if it then falls silent."""
+    predictor = delivered((10 * TENTH, 0))
+    predictor.report(report(TENTH, 150, is_playing=False), 150 * MS)
+    predictor.report(report(TENTH, 9_000), 9_000 * MS)
+    assert predictor.late_ns(9_000 * MS) < 0
+    predictor.deliver(10 * TENTH, 9_100 * MS)
+    assert predictor.dry_at(10_100 * MS) == 10_900 * MS - STALE_GUARD_NS
+
+
+def test_the_guard_of_a_stale_report_does_not_make_a_chunk_late() -> None:
+    """It only makes the next one urgent."""
+    predictor = delivered((20 * TENTH, 0))
+    predictor.report(report(0, 500), 500 * MS)
+    assert predictor.dry_at(1_950 * MS) < 1_950 * MS
+    assert predictor.late_ns(1_950 * MS) == -50 * MS
+    assert predictor.late_ns(2_010 * MS) == 10 * MS
+
+
+times = st.integers(0, 4 * SECOND)
+numbers = st.integers(-(2**40), 2**40)
+inputs = st.lists(
+    st.one_of(
+        st.tuples(times, st.integers(1, 4 * TENTH)),
+        st.tuples(times, numbers, numbers, numbers, st.none() | numbers, st.booleans()),
+    ),
+    max_size=30,
+)
+
+
+@given(inputs)
+def test_no_report_raises_or_takes_the_listener_out_of_bounds(moves: list[tuple[int, ...]]) -> None:
+    """Whatever comes: 0 <= reported <= heard <= delivered, and the deadline stays within what physics allows."""
+    predictor = Predictor(RATE)
+    estimate_ns = now = reported = 0
+    for move in sorted(moves, key=lambda move: move[0]):
+        now = move[0]
+        if len(move) == 2:
+            predictor.deliver(move[1], now)
+            estimate_ns = max(estimate_ns, now) + -(-move[1] * SECOND // RATE)
+        else:
+            _, heard, at_ns, path_ns, dry_at_ns, is_playing = move
+            predictor.report(PlaybackReport(1, heard, at_ns, path_ns, dry_at_ns, bool(is_playing)), now)
+        assert 0 <= predictor.heard(now) <= predictor.delivered
+        if predictor.is_held:
+            assert predictor.heard(now) >= reported
+            reported = predictor.heard(now)
+        if predictor.delivered:
+            # Rounding: one sample and one nanosecond per delivery.
+            assert predictor.dry_at(now) >= estimate_ns - MAX_PATH_NS - STALE_GUARD_NS - 31 * 41_667
+            assert predictor.dry_at(now) <= now + predictor.delivered * SECOND // RATE + 31
