@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from breeze_rtc.errors import (
     BadRequest,
@@ -220,8 +220,8 @@ class _Link(asyncio.Protocol):
         self._fault: PeerError | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        # Said, not checked: uvloop's transports have the methods and not the base class.
+        self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -401,6 +401,11 @@ class Engine:
     def licence_note(self) -> str:
         """What the weights' licence asks to be said; empty for none."""
         return self._known.licence_note
+
+    @property
+    def is_running(self) -> bool:
+        """An engine is there to speak; False before `start`, after `close`, and while a dead one starts again."""
+        return self._link is not None
 
     @property
     def pid(self) -> int | None:
