@@ -152,8 +152,10 @@ export class Call {
       ({ code, reason }) => {
         const where = new URL(this.#url).host;
         // A server that gives up says why, then closes; what it complained about long before has nothing to do with it.
-        const complaint = performance.now() - this.#complainedAtMs < COMPLAINT_MS ? this.#complaint : null;
-        if (code === 1000 || complaint) return this.#end(complaint);
+        const hasComplained = performance.now() - this.#complainedAtMs < COMPLAINT_MS;
+        if (hasComplained) return this.#end(this.#complaint);
+        if (code === 1000 && this.#isUp) return this.#end(null); // goodbye
+        if (code === 1000 && this.#peer) return this.#end(networkError(this.#peer));
         const message = this.#hasHello
           ? `The connection to the server at ${where} was lost${reason && ` (${reason})`}.`
           : `The server at ${where} did not take the call${reason && ` (${reason})`}.`;
@@ -230,7 +232,7 @@ export class Call {
           const state = peer.connectionState;
           if (state === "connected") resolve();
           if (state === "connected" || state === "disconnected") this.#on.path?.(state === "connected");
-          if (state === "failed") this.#end(this.#isUp ? lostError() : networkError(hello));
+          if (state === "failed") this.#end(this.#isUp ? lostError() : networkError(peer));
         },
         { signal },
       );
@@ -259,7 +261,7 @@ export class Call {
     });
     this.#audio.srcObject = new MediaStream([this.#transceiver.receiver.track]);
     this.#play();
-    await within(NETWORK_LIMIT_MS, connected, networkError(hello));
+    await within(NETWORK_LIMIT_MS, connected, networkError(peer));
     this.#isUp = true;
     this.#step("network", "done");
   }
@@ -351,11 +353,12 @@ async function askForMicrophone() {
   }
 }
 
-function networkError(hello) {
+/** @param {RTCPeerConnection} peer */
+function networkError(peer) {
   return new CallError(
     "network",
     "The server answers, but no sound packet gets through between it and this browser (ICE found no path).",
-    hello.ice_servers.length > 0
+    peer.getConfiguration().iceServers.length > 0
       ? "UDP seems to be blocked here, and the relay server did not help. Check the TURN server's address and password, a VPN or a firewall."
       : "UDP seems to be blocked here. Open UDP on the firewall or VPN, or give the server a TURN relay.",
   );

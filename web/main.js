@@ -182,7 +182,7 @@ function paragraph(className, text) {
 function setState(state) {
   element("state").dataset.state = state;
   element("state-word").textContent =
-    state === "listening" && call && !call.hasMicrophone ? "Waiting for your text" : STATE_WORDS[state];
+    state === "listening" && call && !call.hasMicrophone ? "Your turn" : STATE_WORDS[state];
   element("interrupt").disabled = state !== "speaking" && state !== "thinking";
   plots.setSpeaking(state === "speaking");
 }

@@ -81,17 +81,18 @@ export class ClockOffset {
   }
 }
 
-/** The mean of `total / count` over the last second, for a pair of counters that only grow. */
+/** The mean of `total / count` over the last second, for a pair of counters that only grow, from 0 on. */
 export class WindowedMean {
-  #points = [];
+  static #ORIGIN = Object.freeze({ atMs: -Infinity, total: 0, count: 0 });
+  #points = [WindowedMean.#ORIGIN];
 
   add(atMs, total, count) {
-    const last = this.#points.at(-1);
-    if (last && count < last.count) this.#points = []; // another device: its counters start again
+    if (count < (this.#points.at(-1)?.count ?? 0)) this.#points = [WindowedMean.#ORIGIN]; // another device counts anew
     this.#points.push({ atMs, total, count });
     while (this.#points.length > 2 && atMs - this.#points[1].atMs >= WINDOW_MS) this.#points.shift();
   }
 
+  /** Forget what was counted so far. */
   clear() {
     this.#points = [];
   }
@@ -121,6 +122,7 @@ export class Playback {
   #ticker;
   #tickPeriodMs = 0;
   #context = null;
+  #countsDevice = null; // whether the browser counts the device's delay; null: not known yet
 
   #clock = new ClockOffset();
   #pingId = 0;
@@ -270,6 +272,7 @@ export class Playback {
     this.#isStalled = isStalled;
     if (isFirst) {
       this.#setPace();
+      this.#statsDueMs = 0;
       this.#onChange({ isFirst: true });
     }
   }
@@ -311,17 +314,20 @@ export class Playback {
       if (this.#signal.aborted) return;
       let agentLevel = 0;
       let microphoneLevel = 0;
+      let countsDevice = false;
       for (const entry of received.values()) {
         if (entry.type === "inbound-rtp" && entry.kind === "audio") {
           this.#readInbound(entry, nowMs);
           agentLevel = entry.audioLevel ?? 0;
         } else if (entry.type === "media-playout") {
+          countsDevice = true;
           this.#deviceDelay.add(nowMs, entry.totalPlayoutDelay, entry.totalSamplesCount);
         }
       }
       for (const entry of sent?.values() ?? []) {
         if (entry.type === "media-source") microphoneLevel = entry.audioLevel ?? 0;
       }
+      this.#countsDevice = countsDevice;
       this.#onChange({ agentLevel: this.#audio.muted ? 0 : agentLevel, microphoneLevel });
     } catch (error) {
       // A connection that closes under us has no statistics any more; the call ends through its own events.
@@ -352,6 +358,7 @@ export class Playback {
   #deviceDelayMs() {
     const measured = seconds(this.#deviceDelay.value);
     if (measured !== null) return { ms: measured, source: "playout" };
+    if (this.#countsDevice !== false) return { ms: 0, source: "none" };
     // Firefox counts nothing, but any audio context knows its device.  It makes no sound and is connected to nothing.
     this.#context ??= typeof AudioContext === "function" ? new AudioContext({ latencyHint: "interactive" }) : null;
     const latency = (this.#context?.outputLatency ?? 0) + (this.#context?.baseLatency ?? 0);

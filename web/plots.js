@@ -6,6 +6,7 @@
 
 const SPAN_MS = 30_000;
 const STEPS = [1, 2, 5, 10];
+const FRAME_MS = 50; // a plot moves about ten pixels a second: drawing more often only warms the machine
 
 /** The smallest of 1, 2, 5, 10, 20, 50 ... that is not below `value`. */
 export function niceCeiling(value) {
@@ -76,13 +77,16 @@ export class Plots {
     this.#gapCount = 0;
     this.#bands = [];
     this.#isRunning = true;
-    const frame = () => {
+    let drawnMs = -Infinity;
+    const frame = (nowMs) => {
       if (!this.#isRunning) return;
-      if (!this.#isCalm()) this.draw();
+      if (!this.#isCalm() && nowMs - drawnMs >= FRAME_MS) {
+        drawnMs = nowMs;
+        this.draw();
+      }
       requestAnimationFrame(frame);
     };
     requestAnimationFrame(frame);
-    this.draw();
   }
 
   stop() {
@@ -146,15 +150,6 @@ export class Plots {
       context.lineTo(width, y);
       context.stroke();
     }
-    context.fillStyle = sheet.colour("--ink-2");
-    context.font = `11px ${getComputedStyle(sheet.canvas).fontFamily}`;
-    context.textBaseline = "top";
-    context.fillText(`${top} ms`, 2, yOf(top) + 2);
-    if (bottom < 0) {
-      context.textBaseline = "bottom";
-      context.fillText(`${bottom} ms`.replace("-", "−"), 2, yOf(bottom) - 1);
-    }
-
     context.strokeStyle = sheet.colour(`--plot-${name}`);
     context.lineWidth = 1.75;
     context.lineJoin = "round";
@@ -171,6 +166,22 @@ export class Plots {
       isDown = true;
     }
     context.stroke();
+
+    context.fillStyle = sheet.colour("--ink-2");
+    context.font = `11px ${getComputedStyle(sheet.canvas).fontFamily}`;
+    context.textBaseline = "top";
+    // A halo keeps the words readable where a line runs through them.
+    context.strokeStyle = sheet.colour("--panel");
+    context.lineWidth = 3;
+    const write = (text, y) => {
+      context.strokeText(text, 2, y);
+      context.fillText(text, 2, y);
+    };
+    write(`${top} ms`, yOf(top) + 3);
+    if (bottom < 0) {
+      context.textBaseline = "bottom";
+      write(`${bottom} ms`.replace("-", "−"), yOf(bottom) - 1);
+    }
   }
 
   #drawGaps(sheet, nowMs) {

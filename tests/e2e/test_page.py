@@ -73,7 +73,7 @@ def test_the_clock_offset_comes_from_the_shortest_round_trip(page: Page) -> None
 
 
 def test_the_device_delay_is_a_mean_over_the_last_second(page: Page) -> None:
-    """Old counts leave the window, and another device's counters start it anew."""
+    """It starts with all there is; old counts leave, and another device's counters start it anew."""
     assert in_page(
         page,
         """const mean = new m.WindowedMean();
@@ -83,11 +83,14 @@ def test_the_device_delay_is_a_mean_over_the_last_second(page: Page) -> None:
            const first = mean.value;
            mean.add(1500, 4800 * 3 + 48_000 * 5, 52_800);
            const second = mean.value;
-           mean.add(1600, 0, 10);
+           mean.add(1600, 70, 10);
            const third = mean.value;
-           mean.add(1700, 70, 20);
-           return [none, first, second, third, mean.value];""",
-    ) == [None, 3, 5, None, 7]
+           mean.clear();
+           mean.add(1700, 90, 20);
+           const fourth = mean.value;
+           mean.add(1800, 110, 30);
+           return [none, first, second, third, fourth, mean.value];""",
+    ) == [None, 3, 5, 7, None, 2]
 
 
 def test_axes_end_on_round_numbers(page: Page) -> None:
