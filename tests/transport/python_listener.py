@@ -29,7 +29,7 @@ clock = MonotonicClock()
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One decoded frame: handed to the sound card at `pulled_ns`, mono int16 at 48 kHz from RTP timestamp `rtp` on."""
+    """One decoded frame, mono int16 at 48 kHz from RTP timestamp `rtp` on; the sound card takes it at `pulled_ns`."""
 
     rtp: int
     pulled_ns: int
@@ -78,7 +78,7 @@ class PythonListener:
     def report(self, *, now: int | None = None) -> Report:
         """What the page would say at `now`."""
         now = clock.now() if now is None else now
-        last = self.heard[-1] if self.heard else None
+        last = self.last_pulled(now)
         self._seq += 1
         fields = {
             "type": "report",
@@ -105,8 +105,9 @@ class PythonListener:
     def mute(self) -> Flushed:
         """Fall silent, and say where."""
         self.muted = True
-        last = self.heard[-1]
         now = clock.now()
+        last = self.last_pulled(now)
+        assert last is not None, "nothing was played yet"
         return Flushed(rtp.add(last.rtp, (now - last.pulled_ns) * 48 // MS), now / MS + EPOCH_MS)
 
     def start_reports(self, send: Callable[[Report], None], *, interval_s: float = 0.25) -> None:
@@ -120,14 +121,18 @@ class PythonListener:
 
         self._tasks.append(asyncio.create_task(run()))
 
+    def last_pulled(self, now: int) -> Heard | None:
+        """The frame that the sound card took last."""
+        return next((heard for heard in reversed(self.heard) if heard.pulled_ns <= now), None)
+
     def ticks_at(self, at_ns: int, origin_rtp: int) -> int | None:
         """The truth: ticks since `origin_rtp`, as they went into the encoder, that left the loudspeaker at `at_ns`."""
         pulled_ns = at_ns - round(self.device_ms * MS)
-        for heard in reversed(self.heard):
-            if heard.pulled_ns <= pulled_ns:
-                inside = min(len(heard.pcm), (pulled_ns - heard.pulled_ns) * 48 // MS)
-                return rtp.distance(origin_rtp, heard.rtp) + inside - LOOK_AHEAD_48K
-        return None
+        heard = self.last_pulled(pulled_ns)
+        if heard is None:
+            return None
+        inside = min(len(heard.pcm), (pulled_ns - heard.pulled_ns) * 48 // MS)
+        return rtp.distance(origin_rtp, heard.rtp) + inside - LOOK_AHEAD_48K
 
     def pcm(self, from_rtp: int, samples: int) -> NDArray[np.int16]:
         """What was heard of the 48 kHz samples from `from_rtp` on; zeros where nothing was."""
@@ -169,7 +174,9 @@ class PythonListener:
                 assert isinstance(frame, av.AudioFrame)
                 assert self._first_rtp is not None
                 left = frame.to_ndarray().reshape(-1, 2)[:, 0].copy()
-                self.heard.append(Heard(rtp.add(self._first_rtp, frame.pts), clock.now(), left))
+                # A sound card plays frames that come in a bunch one after another.
+                pulled_ns = max(clock.now(), self.heard[-1].pulled_ns + 20 * MS if self.heard else 0)
+                self.heard.append(Heard(rtp.add(self._first_rtp, frame.pts), pulled_ns, left))
                 self.played.set()
                 self.on_heard()
 
