@@ -10,20 +10,20 @@ The weights come with the moonshine-voice wheel, release 0.0.73 (the `listen` ex
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import logging
-import multiprocessing
 import os
 import re
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import struct
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import MissingExtra
+from ..errors import BreezeError, MissingExtra
 
 SAMPLE_RATE = 16_000
 MAX_SECONDS = 30.0
@@ -32,10 +32,18 @@ _MIN_SECONDS = 0.4
 _LAYERS, _HEADS, _HEAD_DIM = 6, 8, 36
 _BEGIN, _END = 1, 2
 _TOKENS_PER_SECOND = 6.5  # the published guard against endless repetition
+_STOP_S = 2.0
+# A message either way is its length in bytes, then so many bytes: float32 samples in, UTF-8 text out.
+_LENGTH = struct.Struct("<I")
+_PACKAGE_ROOT = Path(__file__).parents[2]
 
 log = logging.getLogger(__name__)
 
 Samples = npt.NDArray[np.float32]
+
+
+class ListenFailed(BreezeError):
+    """The recogniser's process died twice over one turn."""
 
 
 class Listener:
@@ -44,43 +52,95 @@ class Listener:
     Raises MissingExtra when the recogniser is not installed.  A worker that dies is replaced at the next turn.
     """
 
+    # Not `multiprocessing`: its new processes run the caller's main script again, which starts a server.
+
     def __init__(self) -> None:
         self._folder = model_folder()
-        self._pool = self._new_pool()
+        self._worker: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._exchanges: set[asyncio.Task[str]] = set()
+        self._is_closed = False
 
     async def __aenter__(self) -> Listener:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self.close()
+        await self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process; None before the first turn and after the end."""
+        return self._worker.pid if self._worker is not None else None
 
     async def warm(self) -> None:
         """Start the worker and run it once, so that the first turn does not wait for it."""
         await self.transcribe(np.zeros(SAMPLE_RATE, dtype=np.float32))
 
     async def transcribe(self, samples: Samples) -> str:
-        """The words in `samples` (16 kHz mono float32, at most MAX_SECONDS), or "" when there are none."""
+        """The words in `samples` (16 kHz mono float32, at most MAX_SECONDS), or "" when there are none.
+
+        Cancelling loses the text and nothing else.  Raises ListenFailed.
+        """
         samples = samples[: int(MAX_SECONDS * SAMPLE_RATE)]
         if len(samples) < _MIN_SECONDS * SAMPLE_RATE:
             samples = np.pad(samples, (0, int(_MIN_SECONDS * SAMPLE_RATE) - len(samples)))
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._pool, _transcribe, samples.astype(np.float32).tobytes())
-        except BrokenProcessPool:
-            log.warning("the speech recognition worker died; starting it again")
-            self._pool.shutdown(wait=False)
-            self._pool = self._new_pool()
-            return await loop.run_in_executor(self._pool, _transcribe, samples.astype(np.float32).tobytes())
+        exchange = asyncio.create_task(self._ask(samples.astype("<f4").tobytes()))
+        self._exchanges.add(exchange)
+        exchange.add_done_callback(self._exchanges.discard)
+        # Half an exchange would put the next one out of step.
+        return await asyncio.shield(exchange)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the worker; may be called twice."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._is_closed = True
+        for exchange in tuple(self._exchanges):
+            exchange.cancel()
+        await asyncio.gather(*self._exchanges, return_exceptions=True)
+        await self._stop()
 
-    def _new_pool(self) -> ProcessPoolExecutor:
-        # spawn: a fork would copy the media process's sockets and locks.
-        return ProcessPoolExecutor(
-            1, multiprocessing.get_context("spawn"), initializer=_start, initargs=(str(self._folder),)
-        )
+    async def _ask(self, request: bytes) -> str:
+        async with self._turn:
+            for _ in range(2):
+                worker = await self._running()
+                assert worker.stdin is not None
+                assert worker.stdout is not None
+                try:
+                    worker.stdin.write(_LENGTH.pack(len(request)) + request)
+                    await worker.stdin.drain()
+                    (size,) = _LENGTH.unpack(await worker.stdout.readexactly(_LENGTH.size))
+                    return (await worker.stdout.readexactly(size)).decode()
+                except (asyncio.IncompleteReadError, ConnectionError):
+                    log.warning("the speech recognition process died; starting it again")
+                    await self._stop()
+            raise ListenFailed("the speech recognition process died; the turn can be typed")
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        if self._is_closed:
+            raise ListenFailed("speech recognition is closed")
+        if self._worker is None:
+            path = os.pathsep.join(filter(None, (str(_PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
+            self._worker = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "breeze_rtc.agent.listen", str(self._folder)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=os.environ | {"PYTHONPATH": path},
+                process_group=0,  # Ctrl-C in a terminal reaches the server, which closes this one when it is done
+            )
+        return self._worker
+
+    async def _stop(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        assert worker.stdin is not None
+        worker.stdin.close()  # it leaves at the end of its input
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await worker.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                worker.kill()
+            await worker.wait()
 
 
 def model_folder() -> Path:
@@ -188,14 +248,22 @@ def decode(tokens: list[int], vocabulary: list[bytes]) -> str:
     return out.decode("utf-8", "replace").replace("\u2581", " ").strip()
 
 
-_worker: list[Moonshine] = []
-"""The worker process's model; empty in the media process."""
+def work(folder: Path, requests: BinaryIO, answers: BinaryIO) -> None:
+    """The worker's whole life: one turn after another, until the input ends."""
+    model = Moonshine(folder)
+    while len(length := requests.read(_LENGTH.size)) == _LENGTH.size:
+        samples = np.frombuffer(requests.read(_LENGTH.unpack(length)[0]), dtype="<f4")
+        text = model.transcribe(samples).encode()
+        answers.write(_LENGTH.pack(len(text)) + text)
+        answers.flush()
 
 
-def _start(folder: str) -> None:
+def _main() -> None:
     os.nice(5)  # text that comes a little later hurts less than sound that does
-    _worker.append(Moonshine(Path(folder)))
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not get between the answers
+    work(Path(sys.argv[1]), sys.stdin.buffer, answers)
 
 
-def _transcribe(samples: bytes) -> str:
-    return _worker[0].transcribe(np.frombuffer(samples, dtype=np.float32))
+if __name__ == "__main__":
+    _main()

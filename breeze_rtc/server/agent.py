@@ -1,0 +1,64 @@
+"""The agent as its author writes it: three decorators and two doors."""
+
+from __future__ import annotations
+
+import webbrowser
+from typing import Any
+
+from breeze_rtc.agent.session import Callbacks, OnEnter, OnInterrupted, OnUserTurn
+from breeze_rtc.server import app as door
+from breeze_rtc.server.app import VoiceServer
+
+
+class Agent:
+    """A voice agent.
+
+        agent = Agent()
+
+        @agent.on_user_turn
+        async def reply(session, turn):
+            yield f"You said: {turn.text}"
+
+        agent.run()
+
+    Callbacks are async generators of text; each `yield` returns when the listener is near enough to hear more, and a
+    barge-in closes the generator (`finally` runs).  A plain coroutine that calls `session.say(...)` will do too.
+    """
+
+    def __init__(self, voice: str | None = None) -> None:
+        """`voice`: a name the model knows; its first by default."""
+        self.callbacks = Callbacks(voice=voice)
+
+    def on_enter(self, callback: OnEnter) -> OnEnter:
+        """`async def f(session)`: the call begins; what it yields is spoken first."""
+        self.callbacks.on_enter = callback
+        return callback
+
+    def on_user_turn(self, callback: OnUserTurn) -> OnUserTurn:
+        """`async def f(session, turn)`: the user said or typed `turn.text`."""
+        self.callbacks.on_user_turn = callback
+        return callback
+
+    def on_interrupted(self, callback: OnInterrupted) -> OnInterrupted:
+        """`async def f(session, speech)`: `speech` was cut off after `speech.heard_text`."""
+        self.callbacks.on_interrupted = callback
+        return callback
+
+    def mount(self, app: Any, **options: Any) -> VoiceServer:
+        """Add the page, the call and the API to a Starlette or FastAPI `app`; `options` are VoiceServer's."""
+        server = VoiceServer(self.callbacks, **options)
+        door.mount(server, app)
+        return server
+
+    def run(self, *, host: str = "127.0.0.1", port: int = 8000, open_browser: bool = False, **options: Any) -> None:
+        """Serve this agent until Ctrl-C, and print where; `options` are VoiceServer's."""
+        url = f"http://{host}:{port}/"
+
+        def ready(server: VoiceServer) -> None:
+            print(f"Talk to the agent at {url}")
+            if server.listen_fix:
+                print(server.listen_fix)
+            if open_browser:
+                webbrowser.open(url)
+
+        door.run(VoiceServer(self.callbacks, on_ready=ready, **options), host=host, port=port)

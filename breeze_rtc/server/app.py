@@ -1,0 +1,548 @@
+"""The HTTP door: the page, its call, the speech API, health and metrics.
+
+`VoiceServer` owns what all calls share (engine, recogniser, voice activity) and is a set of Starlette routes with a
+lifespan; `create_app` makes an app of it, `mount` adds it to an app that exists, `run` serves one.  Every error is
+JSON: `{"error": {"code", "message", "fix"}}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import importlib.resources
+import json
+import logging
+import math
+import mimetypes
+import socket
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from breeze_rtc.agent.listen import Listener
+from breeze_rtc.agent.session import Callbacks
+from breeze_rtc.agent.vad import VoiceActivity
+from breeze_rtc.clock import SECOND, Clock, MonotonicClock, ns_to_samples
+from breeze_rtc.errors import (
+    BadRequest,
+    BadSampling,
+    BadText,
+    BreezeError,
+    EngineClosed,
+    MissingExtra,
+    Overloaded,
+    UnknownVoice,
+)
+from breeze_rtc.playback import PlaybackReport
+from breeze_rtc.runtime.engine import MAX_TEXT_CHARS, SAMPLING_RANGES, Engine, Speech
+from breeze_rtc.scheduling.stream import Priority
+from breeze_rtc.server import metrics as metrics_module
+from breeze_rtc.server.call import PageCall, refuse
+from breeze_rtc.server.metrics import Metrics
+from breeze_rtc.transport.signaling import MAX_MESSAGE_BYTES, IceServer
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 256 * 1024
+MAX_SPEECH_REQUESTS = 32
+_FORMATS = {"wav": "audio/wav", "pcm": "audio/pcm"}
+_CONTENT_TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".html": "text/html"}
+
+
+class HttpError(Exception):
+    """An answer that is an error: its status, and the three fields of its body."""
+
+    def __init__(self, status: int, code: str, message: str, fix: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.fix = fix
+        self.retry_after_s = retry_after_s
+
+    def response(self) -> JSONResponse:
+        headers = {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
+        body = {"error": {"code": self.code, "message": self.message, "fix": self.fix}}
+        return JSONResponse(body, self.status, headers)
+
+
+def http_error(error: BreezeError) -> HttpError:
+    """One of our errors in the words of HTTP."""
+    match error:
+        case Overloaded():
+            return HttpError(503, "overloaded", str(error), "Try again later.", error.retry_after_s)
+        case EngineClosed():
+            return HttpError(503, "engine_closed", str(error), "Try again in a few seconds.", 2.0)
+        case UnknownVoice():
+            return HttpError(400, "unknown_voice", str(error), 'Leave "voice" out for the default.')
+        case BadSampling():
+            return HttpError(400, "bad_sampling", str(error), f"Leave {error.name!r} out for the model's own value.")
+        case BadText():
+            return HttpError(400, "bad_text", str(error), f"Send 1 to {MAX_TEXT_CHARS} characters.")
+        case BadRequest():
+            return HttpError(400, "bad_request", str(error))
+        case _:
+            return HttpError(500, "speech_failed", str(error), "The server's log says more.")
+
+
+class VoiceServer:
+    """What all calls share, and the routes that use it.
+
+    engine: takes the place of one made from `model`, `device`, `threads` and `trace`; it is started and closed here.
+    listens: whether the microphone is turned into text; without the `listen` extra it is not, and the page says how to
+    get it. allowed_origins: pages of other hosts that may call; the server's own always may. on_ready: called once
+    everything is loaded.
+    """
+
+    def __init__(
+        self,
+        callbacks: Callbacks,
+        *,
+        model: str = "nano",
+        device: str = "cpu",
+        threads: int = 1,
+        trace: Path | None = None,
+        engine: Engine | None = None,
+        listens: bool = True,
+        max_calls: int = 8,
+        ice_servers: Sequence[IceServer] = (),
+        allowed_origins: Sequence[str] = (),
+        silent_page_s: float = 20.0,
+        on_ready: Callable[[VoiceServer], None] = lambda server: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.engine = engine or Engine(model, device=device, threads=threads, trace=trace)
+        self.metrics = Metrics(self.engine)
+        self.listen_fix = ""
+        """What to do so that the server understands speech; empty when it does."""
+        self._callbacks = callbacks
+        self._listens = listens
+        self._max_calls = max_calls
+        self._ice_servers = tuple(ice_servers)
+        self._allowed_origins = frozenset(origin.rstrip("/") for origin in allowed_origins)
+        self._silent_page_s = silent_page_s
+        self._on_ready = on_ready
+        self._clock = clock or MonotonicClock()
+        self._activity: VoiceActivity | None = None
+        self._listener: Listener | None = None
+        self._warming: asyncio.Task[None] | None = None
+        self._calls: set[PageCall] = set()
+        self._speech_requests = 0
+
+    # -- life
+
+    @asynccontextmanager
+    async def lifespan(self, app: object = None) -> AsyncIterator[None]:
+        """Load and hold the parts; calls that are open at the end are told so."""
+        async with self.engine:
+            self._activity = VoiceActivity()
+            self._open_ears()
+            try:
+                self._on_ready(self)
+                yield
+            finally:
+                for call in self._calls:
+                    call.end(1001, "the server is stopping")
+                if self._warming is not None:
+                    self._warming.cancel()
+                if self._listener is not None:
+                    await self._listener.close()
+                self._activity.close()
+
+    def _open_ears(self) -> None:
+        if not self._listens:
+            self.listen_fix = "This server was started without speech recognition."
+            return
+        try:
+            self._listener = Listener()
+        except MissingExtra as error:
+            self.listen_fix = str(error)
+            log.warning("%s", error)
+            return
+        self._warming = asyncio.create_task(self._warm(self._listener))
+
+    async def _warm(self, listener: Listener) -> None:
+        try:
+            await listener.warm()
+        except Exception:
+            log.exception("speech recognition does not start; turns can still be typed")
+
+    def routes(self) -> list[BaseRoute]:
+        """`/` and the page's files, `/call`, `/v1/audio/speech`, `/health` and `/metrics`."""
+        return [
+            *(_file_route(path) for path in sorted(web_folder().iterdir()) if path.is_file()),
+            WebSocketRoute("/call", self.call),
+            Route("/v1/audio/speech", _errors_as_json(self.speech), methods=["POST"]),
+            Route("/health", self.health),
+            Route("/metrics", self.read_metrics),
+        ]
+
+    # -- calls
+
+    async def call(self, socket: WebSocket) -> None:
+        """The page's call; see `signaling` for what is said in it."""
+        if not self._is_own_page(socket):
+            self.metrics.refused.labels("foreign_origin").inc()
+            await socket.close(1008)  # before accept: the handshake is refused with 403
+            return
+        if len(self._calls) >= self._max_calls:
+            self.metrics.refused.labels("too_many_calls").inc()
+            busy = Overloaded(f"all {self._max_calls} lines are taken", 10)
+            await refuse(socket, "too_many_calls", busy, "Wait for a call to end, or raise --max-calls.")
+            return
+        if self._activity is None:
+            await refuse(socket, "not_started", EngineClosed("the server is not ready"), "Is its lifespan running?")
+            return
+        await socket.accept()
+        try:
+            call = PageCall(
+                socket,
+                engine=self.engine,
+                callbacks=self._callbacks,
+                metrics=self.metrics,
+                activity=self._activity,
+                ears=self._listener,
+                listen_fix=self.listen_fix,
+                ice_servers=self._ice_servers,
+                silent_page_s=self._silent_page_s,
+                clock=self._clock,
+            )
+        except EngineClosed as error:
+            await refuse(socket, "engine_closed", error, "Try again in a few seconds.", is_accepted=True)
+            return
+        self._calls.add(call)
+        try:
+            reason = await call.hold()
+            log.info("a call ended: %s", reason)
+        finally:
+            self._calls.discard(call)
+
+    def _is_own_page(self, socket: WebSocket) -> bool:
+        """A browser says which page opens a socket; another site's page must not use this server in its user's name."""
+        origin = socket.headers.get("origin")
+        if origin is None:
+            return True  # not a browser
+        host = socket.headers.get("host", "")
+        return origin.rstrip("/") in {f"http://{host}", f"https://{host}"} | self._allowed_origins
+
+    # -- speech as a file or a stream
+
+    async def speech(self, request: Request) -> Response:
+        """Text in, speech out, in the shape of OpenAI's `audio/speech`; sent as it is made unless `stream` is false."""
+        wanted = read_speech_request(await _json_body(request))
+        if self._speech_requests >= MAX_SPEECH_REQUESTS:
+            raise http_error(Overloaded(f"{MAX_SPEECH_REQUESTS} requests are being answered", 5))
+        arrived_at = self._clock.now()
+        speech = self.engine.speak(
+            voice=wanted.voice,
+            seed=wanted.seed,
+            sampling=wanted.sampling,
+            # Not interactive: nobody interrupts a file, so nothing is wasted by making it early.
+            interactive=False,
+            priority=Priority.STREAM if wanted.streams else Priority.BATCH,
+        )
+        self._speech_requests += 1
+        chunks = self._paced(speech, wanted.text)
+        try:
+            # The first sound is waited for, so that what goes wrong before it has a status of its own.
+            first = await anext(chunks, b"")
+            self.metrics.first_packet.observe((self._clock.now() - arrived_at) / SECOND)
+            if wanted.streams:
+                body = _continued(_header(wanted.format, self.engine.sample_rate, None), first, chunks)
+                return StreamingResponse(body, media_type=_FORMATS[wanted.format])
+            async with aclosing(chunks):
+                pcm = await _whole(first, chunks, request)
+            return Response(
+                _header(wanted.format, self.engine.sample_rate, len(pcm)) + pcm, media_type=_FORMATS[wanted.format]
+            )
+        except BaseException:
+            await chunks.aclose()
+            raise
+
+    async def _paced(self, speech: Speech, text: str) -> AsyncGenerator[bytes, None]:
+        """The speech's PCM, with the reader's progress reported as a listener's.
+
+        What the connection took is the most that can have been heard; the rest follows the clock, so that a fast reader
+        does not look like a starving one.  A slow reader slows the speech.  Closing cancels it.
+        """
+        started_at: int | None = None
+        taken = 0
+        try:
+            speech.push(text)
+            speech.end()
+            async for chunk in speech:
+                now = self._clock.now()
+                started_at = now if started_at is None else started_at
+                if chunk.pcm:
+                    yield chunk.pcm
+                taken = chunk.start_samples + chunk.samples
+                now = self._clock.now()
+                played = min(taken, ns_to_samples(now - started_at, self.engine.sample_rate))
+                self.engine.report(PlaybackReport(speech.stream, played, now, path_delay_ns=0, is_measured=False))
+        finally:
+            speech.cancel()
+            self._speech_requests -= 1
+
+    # -- how it is doing
+
+    async def health(self, request: Request) -> Response:
+        """200 while calls can be held, 503 while the engine is down."""
+        is_up = self.engine.is_running
+        body = {
+            "status": "ok" if is_up else "engine_down",
+            "model": self.engine.model_name,
+            "voices": list(self.engine.voices) if is_up else [],
+            "listens": self._listener is not None,
+            "calls": len(self._calls),
+            "max_calls": self._max_calls,
+        }
+        return JSONResponse(body, 200 if is_up else 503)
+
+    async def read_metrics(self, request: Request) -> Response:
+        """Prometheus text."""
+        return Response(self.metrics.text(), media_type=metrics_module.CONTENT_TYPE)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechRequest:
+    """What a request to `/v1/audio/speech` asks for."""
+
+    text: str
+    voice: str | None
+    format: str
+    streams: bool
+    seed: int | None
+    sampling: dict[str, float]
+
+
+_KNOWN = {"input", "voice", "response_format", "stream", "seed", "model", "speed", "instructions", "stream_format"}
+
+
+def read_speech_request(body: object) -> SpeechRequest:
+    """Check the fields; raises HttpError that names the first wrong one.
+
+    `model` is taken and not looked at: a server has one.  Sampling values are checked by the engine.
+    """
+    if not isinstance(body, dict):
+        _bad("not_an_object", "the body is JSON but no object", 'Send {"input": "..."}.')
+    text = body.get("input")
+    if not isinstance(text, str) or not text.strip():
+        _bad("no_input", '"input" is missing or empty', 'Send {"input": "the text to speak"}.')
+    if len(text) > MAX_TEXT_CHARS:
+        raise HttpError(
+            413,
+            "text_too_long",
+            f'"input" has {len(text)} characters, more than {MAX_TEXT_CHARS}',
+            "Split the text and send the parts one after another.",
+        )
+    voice = body.get("voice")
+    if voice is not None and not isinstance(voice, str):
+        _bad("bad_field", '"voice" is not a name', 'Leave "voice" out for the default.')
+    form = body.get("response_format", "wav")
+    if form not in _FORMATS:
+        _bad("bad_format", f'"response_format" is {form!r:.40}', f"Use one of {', '.join(_FORMATS)}.")
+    streams = body.get("stream", True)
+    if not isinstance(streams, bool):
+        _bad("bad_field", '"stream" is not true or false', "Send true to hear it while it is made.")
+    if body.get("speed", 1) != 1:
+        _bad("bad_field", '"speed" cannot be changed', 'Leave "speed" out.')
+    unknown = [name for name in body if name not in _KNOWN and name not in SAMPLING_RANGES]
+    if unknown:
+        known = ", ".join(sorted(_KNOWN | set(SAMPLING_RANGES)))
+        _bad("unknown_field", f"no field is called {unknown[0]!r:.60}", f"Known fields: {known}.")
+    sampling = {name: body[name] for name in SAMPLING_RANGES if name in body}
+    return SpeechRequest(text, voice, form, streams, body.get("seed"), sampling)
+
+
+def _bad(code: str, message: str, fix: str) -> NoReturn:
+    raise HttpError(400, code, message, fix)
+
+
+async def _json_body(request: Request) -> object:
+    """The request's JSON, read no further than the limit."""
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > MAX_BODY_BYTES:
+            raise HttpError(
+                413, "body_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes", "Send less text at once."
+            )
+
+    def no_number(name: str) -> NoReturn:
+        _bad("not_finite", f"{name} is no JSON", "Send finite numbers.")
+
+    try:
+        return json.loads(data, parse_constant=no_number)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, "not_json", "the body is not JSON", 'Send {"input": "..."} as UTF-8.') from error
+
+
+async def _continued(header: bytes, first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    async with aclosing(rest):
+        yield header + first
+        async for piece in rest:
+            yield piece
+
+
+async def _whole(first: bytes, rest: AsyncIterator[bytes], request: Request) -> bytes:
+    pcm = bytearray(first)
+    async for piece in rest:
+        pcm += piece
+        if await request.is_disconnected():
+            raise ClientDisconnect
+    return bytes(pcm)
+
+
+def _header(form: str, sample_rate: int, pcm_bytes: int | None) -> bytes:
+    """A WAV header (mono s16le); a stream, whose length nobody knows yet, says the largest a header can."""
+    if form != "wav":
+        return b""
+    size = 0xFFFF_FFFF - 36 if pcm_bytes is None else pcm_bytes
+    return struct.pack(
+        "<4sI4s4sIHHIIHH4sI",
+        *(b"RIFF", size + 36, b"WAVE", b"fmt ", 16, 1, 1, sample_rate, sample_rate * 2, 2, 16, b"data", size),
+    )
+
+
+def _errors_as_json(
+    endpoint: Callable[[Request], Any],
+) -> Callable[[Request], Any]:
+    """The endpoint, with its errors as JSON; so also in an app whose error pages are its own."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            response: Response = await endpoint(request)
+            return response
+        except HttpError as error:
+            return _counted(request, error).response()
+        except BreezeError as error:
+            return _counted(request, http_error(error)).response()
+        except ClientDisconnect:
+            return Response(status_code=499)
+
+    return answer
+
+
+def _counted(request: Request, error: HttpError) -> HttpError:
+    log.info("%s %s: %d %s", request.method, request.url.path, error.status, error.message)
+    return error
+
+
+async def _plain_error(request: Request, error: Exception) -> Response:
+    """What Starlette itself refuses (404, 405), in the same shape."""
+    assert isinstance(error, HTTPException)
+    code = str(error.detail).lower().replace(" ", "_")
+    return HttpError(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}").response()
+
+
+async def _our_fault(request: Request, error: Exception) -> Response:
+    return HttpError(500, "internal", "the server failed", "Its log has the traceback.").response()
+
+
+# -- the page's files
+
+
+def web_folder() -> Path:
+    """The page: inside the installed package, or beside it in a source tree."""
+    packaged = Path(str(importlib.resources.files("breeze_rtc"))) / "web"
+    return packaged if packaged.is_dir() else packaged.parent.parent / "web"
+
+
+def _file_route(path: Path) -> Route:
+    content_type = _CONTENT_TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    # Always asked for again: a page of another version would speak another protocol.
+    headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+
+    async def answer(request: Request) -> Response:
+        return FileResponse(path, media_type=content_type, headers=headers)
+
+    return Route("/" if path.name == "index.html" else f"/{path.name}", answer)
+
+
+# -- doors
+
+
+def create_app(server: VoiceServer, *, has_lifespan: bool = True) -> Starlette:
+    """An app of nothing but the server; without a lifespan where somebody else holds the server's."""
+    return Starlette(
+        routes=server.routes(),
+        lifespan=server.lifespan if has_lifespan else None,
+        exception_handlers={HTTPException: _plain_error, Exception: _our_fault},
+    )
+
+
+def mount(server: VoiceServer, app: Any) -> None:
+    """Add the server's routes to a Starlette or FastAPI `app`, and its life to the app's."""
+    own: Callable[[Any], AbstractAsyncContextManager[Any]] = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def both(starting: Any) -> AsyncIterator[Any]:
+        async with server.lifespan(), own(starting) as state:
+            yield state
+
+    app.router.lifespan_context = both
+    app.router.routes.extend(server.routes())
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening address, taken before anything is loaded; raises BadRequest in words when it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with closing(socket.socket(family, socket.SOCK_STREAM)) as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind((host, port))
+        except OverflowError as error:
+            raise BadRequest(f"{port} is no port; use 1 to 65535") from error
+        except OSError as error:
+            raise BadRequest(_why_not(error, host, port)) from error
+        taken.listen(128)
+        return socket.socket(fileno=taken.detach())
+
+
+def _why_not(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} is in use by another program; try --port {port + 1}"
+    if error.errno == errno.EACCES:
+        return f"port {port} needs more rights than this user has; try --port 8000"
+    return f"cannot listen on {host}:{port}: {error.strerror or error}"
+
+
+async def serve(server: VoiceServer, address: socket.socket) -> None:
+    """Serve until SIGINT or SIGTERM.  Raises what keeps the engine from starting."""
+    # Its life is held here and not by uvicorn, which would print a traceback of what is a plain sentence.
+    async with server.lifespan():
+        config = uvicorn.Config(
+            create_app(server, has_lifespan=False),
+            lifespan="off",
+            log_config=None,
+            ws_max_size=MAX_MESSAGE_BYTES,
+            ws_ping_interval=10.0,
+            ws_ping_timeout=10.0,
+            timeout_graceful_shutdown=3,
+        )
+        await uvicorn.Server(config).serve(sockets=[address])
+
+
+def run(server: VoiceServer, *, host: str = "127.0.0.1", port: int = 8000) -> None:
+    """Serve until Ctrl-C, on uvloop where there is one."""
+    with closing(listen(host, port)) as address, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(serve(server, address))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

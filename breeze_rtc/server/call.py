@@ -1,0 +1,387 @@
+"""One call: the page's socket, the WebRTC peer, the agent's session and the engine's voice, joined.
+
+The socket's life is the call's life.  Whatever ends it (the page, the network, the agent, silence on the socket, the
+server's own end) sets one event; then the session is silenced, the peer closed, and the page told why, in this order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from breeze_rtc.agent.session import AgentSession, Callbacks, Ears
+from breeze_rtc.agent.vad import Samples, VoiceActivity
+from breeze_rtc.clock import MS, SECOND, Clock, MonotonicClock
+from breeze_rtc.errors import BreezeError, PeerError
+from breeze_rtc.playback import PlaybackReport, SpeechPacket
+from breeze_rtc.runtime.engine import Engine
+from breeze_rtc.server.metrics import Metrics
+from breeze_rtc.transport import signaling
+from breeze_rtc.transport.webrtc import WebRtcCall
+
+log = logging.getLogger(__name__)
+
+SILENT_PAGE_S = 20.0
+"""A page says something several times a second; one that says nothing for so long is gone, whatever its socket thinks.
+"""
+NO_OFFER_S = 120.0
+"""The same before its offer: its user may be looking for the microphone's permission."""
+FLUSH_CONFIRM_S = 0.3
+"""How long an interruption waits for the page's word on where it fell silent."""
+MAX_UNSENT = 500
+"""Messages the page may leave unread before it is given up."""
+MAX_REFUSED = 50
+"""Messages against the rules before the call is closed."""
+MAX_MESSAGES_PER_S = 200
+_STATS_S = 0.2
+_CLOSE_S = 5.0
+
+_SAY: dict[str, Callable[[dict[str, Any]], str]] = {
+    "speech": lambda m: signaling.speech(m["stream"], m["text"]),
+    "heard": lambda m: signaling.heard(m["stream"], m["chars"]),
+    "speech_end": lambda m: signaling.speech_end(m["stream"], interrupted=m["interrupted"], chars=m["chars"]),
+    "user": lambda m: signaling.user(m["text"], final=m["final"]),
+    "state": lambda m: signaling.state(m["state"]),
+    "error": lambda m: signaling.error(m["code"], m["message"], m["fix"]),
+}
+
+
+class PageCall:
+    """One page's call, from its accepted socket to its end: `await PageCall(...).hold()`.
+
+    To the agent's session it is the `Call`: a sink, the listener's position, a microphone, and messages to the page.
+    """
+
+    def __init__(
+        self,
+        socket: WebSocket,
+        *,
+        engine: Engine,
+        callbacks: Callbacks,
+        metrics: Metrics,
+        activity: VoiceActivity | None,
+        ears: Ears | None,
+        listen_fix: str = "",
+        ice_servers: Sequence[signaling.IceServer] = (),
+        silent_page_s: float = SILENT_PAGE_S,
+        clock: Clock | None = None,
+    ) -> None:
+        self.closed = asyncio.Event()
+        """Set once, when the call is to end."""
+        self._socket = socket
+        self._engine = engine
+        self._callbacks = callbacks
+        self._metrics = metrics
+        self._activity = activity
+        self._ears = ears
+        self._listen_fix = listen_fix
+        self._ice_servers = ice_servers
+        self._silent_page_s = silent_page_s
+        self._clock = clock or MonotonicClock()
+        self._webrtc = WebRtcCall(
+            ice_servers=ice_servers, on_report=engine.report, sample_rate=engine.sample_rate, clock=self._clock
+        )
+        self._sink = _MeteredSink(self._webrtc, metrics, engine.sample_rate, self._first_packet)
+        self._session = AgentSession(callbacks, call=self, voice=engine, ears=ears, activity=activity)
+        self._inbox = signaling.Inbox()
+        self._unsent: asyncio.Queue[str] = asyncio.Queue()
+        self._flushed = asyncio.Event()
+        self._end_code = 1000
+        self._end_reason = "the page left"
+        self._has_offer = False
+        self._tasks: list[asyncio.Task[None]] = []
+        # For the figures: when the agent got its turn, and which streams answer it.
+        self._turn_at: int | None = None
+        self._answer_stream: int | None = None
+        self._stream: int | None = None
+        self._first_sound_ms: float | None = None
+        self._stop_ns: int | None = None
+        self._gaps = self._gap_slots = 0
+
+    # -- the session's Call
+
+    @property
+    def sink(self) -> _MeteredSink:
+        return self._sink
+
+    def position(self, stream: int) -> PlaybackReport:
+        return self._webrtc.position(stream)
+
+    async def flush(self) -> None:
+        resume_rtp = self._webrtc.flush()
+        if resume_rtp is None:
+            return
+        self._flushed.clear()
+        self._put(signaling.flush(resume_rtp))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_CONFIRM_S):
+                await self._flushed.wait()
+
+    def send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "user":
+            self._turn_at, self._answer_stream = self._clock.now(), None
+        elif message["type"] == "speech_end":
+            heard_samples = self._webrtc.position(message["stream"]).heard_samples
+            self._metrics.heard.inc(heard_samples / self._engine.sample_rate)
+        elif message["type"] == "speech":
+            self._stream = message["stream"]
+            if self._turn_at is not None and self._answer_stream is None:
+                self._answer_stream = self._stream
+        self._put(_SAY[message["type"]](message))
+
+    def microphone(self) -> AsyncIterator[Samples]:
+        return self._webrtc.uplink()
+
+    # -- the call's life
+
+    async def hold(self) -> str:
+        """Hold the call until it ends; returns why, in a few words.  Everything it used is free then."""
+        self._metrics.calls.inc()
+        try:
+            self._hello()
+            async with asyncio.TaskGroup() as group:
+                self._tasks = [
+                    group.create_task(self._write()),
+                    group.create_task(self._read(group)),
+                    group.create_task(self._watch_peer()),
+                    group.create_task(self._measure()),
+                ]
+                await self.closed.wait()
+                # The conversation sees the end by itself and cleans up behind it.
+                for task in self._tasks:
+                    task.cancel()
+        except* Exception as errors:
+            log.error("a call failed", exc_info=errors)
+            self._end_code, self._end_reason = 1011, "the server failed; its log says how"
+        finally:
+            self.closed.set()
+            await self._release()
+        self._metrics.calls_ended.labels(self._end_reason.split(":")[0]).inc()
+        return self._end_reason
+
+    def end(self, code: int, reason: str) -> None:
+        """End the call; the first reason counts."""
+        if not self.closed.is_set():
+            self._end_code, self._end_reason = code, reason
+            self.closed.set()
+
+    async def _release(self) -> None:
+        self._metrics.calls.dec()
+        self._count_gaps()
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._webrtc.close(self._end_reason)
+                while not self._unsent.empty() and self._is_open:
+                    await self._socket.send_text(self._unsent.get_nowait())
+                if self._is_open:
+                    await self._socket.close(self._end_code, self._end_reason)
+        except (TimeoutError, RuntimeError, WebSocketDisconnect, OSError):
+            log.debug("the page was gone before it could be told why the call ended")
+
+    @property
+    def _is_open(self) -> bool:
+        return (
+            self._socket.application_state is WebSocketState.CONNECTED
+            and self._socket.client_state is WebSocketState.CONNECTED
+        )
+
+    def _hello(self) -> None:
+        self._put(
+            signaling.hello(
+                listens=self._ears is not None,
+                listen_fix=self._listen_fix,
+                model=self._engine.model_name,
+                voice=self._callbacks.voice or self._engine.voices[0],
+                ice_servers=self._ice_servers,
+                sample_rate=self._engine.sample_rate,
+            )
+        )
+
+    async def _watch_peer(self) -> None:
+        await self._webrtc.closed.wait()
+        self.end(1000, self._webrtc.close_reason)
+
+    async def _converse(self) -> None:
+        """The agent's part, from the offer on."""
+        await self._session.run()
+        self.end(1000, "the agent ended the call")
+
+    # -- the socket
+
+    def _put(self, text: str) -> None:
+        if self._unsent.qsize() >= MAX_UNSENT:
+            self.end(1008, "the page does not read its messages")
+        else:
+            self._unsent.put_nowait(text)
+
+    async def _write(self) -> None:
+        while True:
+            text = await self._unsent.get()
+            try:
+                await self._socket.send_text(text)
+            except (RuntimeError, WebSocketDisconnect, OSError):
+                self.end(1000, "the page left")
+                return
+
+    async def _read(self, group: asyncio.TaskGroup) -> None:
+        second, count = 0, 0
+        while True:
+            try:
+                async with asyncio.timeout(self._silent_page_s if self._has_offer else NO_OFFER_S):
+                    message = await self._socket.receive()
+            except TimeoutError:
+                self.end(1001, "no word from the page for too long")
+                return
+            except RuntimeError:  # Starlette's word for a socket that is already closed.
+                self.end(1000, "the page left")
+                return
+            if message["type"] == "websocket.disconnect":
+                self.end(1000, "the page left")
+                return
+            now_second = self._clock.now() // SECOND
+            second, count = now_second, count + 1 if now_second == second else 1
+            if count > MAX_MESSAGES_PER_S:
+                self.end(1008, f"more than {MAX_MESSAGES_PER_S} messages in a second")
+                return
+            raw = message.get("text")
+            self._hear(raw if raw is not None else message.get("bytes") or b"", group)
+
+    def _hear(self, raw: str | bytes, group: asyncio.TaskGroup) -> None:
+        """One message of the page."""
+        try:
+            self._act(self._inbox.read(raw), group)
+        except PeerError as error:
+            self._refuse(error)
+
+    def _act(self, message: signaling.Message | None, group: asyncio.TaskGroup) -> None:
+        match message:
+            case signaling.Offer():
+                self._tasks.append(group.create_task(self._answer(message, group)))
+            case signaling.Text():
+                if not self._has_offer:
+                    raise PeerError("no_offer", "a turn came before the offer", "Send the offer first.")
+                self._session.type(message.text)
+            case signaling.Report():
+                self._webrtc.report(message)
+            case signaling.Ping():
+                self._put(signaling.pong(message, self._clock.now()))
+            case signaling.Flushed():
+                self._webrtc.flushed(message)
+                self._flushed.set()
+            case signaling.Interrupt():
+                self._session.interrupt()
+            case signaling.Bye():
+                self.end(1000, "the page said goodbye")
+
+    def _refuse(self, error: PeerError) -> None:
+        self._metrics.refused.labels(error.code).inc()
+        self._put(signaling.error(error.code, error.detail, error.fix))
+        if self._inbox.refused > MAX_REFUSED:
+            self.end(1008, f"more than {MAX_REFUSED} messages against the rules")
+
+    async def _answer(self, offer: signaling.Offer, group: asyncio.TaskGroup) -> None:
+        try:
+            self._put(signaling.answer(await self._webrtc.answer(offer)))
+        except PeerError as error:
+            self._refuse(error)
+            return
+        self._has_offer = True
+        self._turn_at = self._clock.now()
+        group.create_task(self._converse())
+
+    # -- figures
+
+    def _first_packet(self, stream: int) -> None:
+        if stream == self._answer_stream and self._turn_at is not None:
+            self._metrics.first_packet.observe((self._clock.now() - self._turn_at) / SECOND)
+
+    async def _measure(self) -> None:
+        while True:
+            await asyncio.sleep(_STATS_S)
+            now = self._clock.now()
+            stats = self._webrtc.stats()
+            self._count_gaps()
+            self._follow_first_sound(now)
+            if stats.stop_ns is not None and stats.stop_ns != self._stop_ns:
+                self._metrics.stop.observe(stats.stop_ns / SECOND)
+            self._stop_ns = stats.stop_ns
+            stream = self._engine.stats.get("streams", {}).get(str(self._stream), {})
+            slack_ns = stream.get("slack_ns")
+            if slack_ns is not None:
+                self._metrics.slack.observe(slack_ns / SECOND)
+            self._put(
+                signaling.stats(
+                    t_ms=now / MS,
+                    lead_ms=_ms(stream.get("lead_ns")),
+                    slack_ms=_ms(slack_ns),
+                    jitter_ms=stats.jitter_buffer_ms,
+                    gaps=stats.gaps,
+                    first_sound_ms=self._first_sound_ms,
+                    stop_ms=_ms(stats.stop_ns),
+                    path_ms=_ms(stats.path_delay_ns),
+                    source=stats.source,
+                    error_ms=_ms(stats.error_ns),
+                )
+            )
+
+    def _follow_first_sound(self, now: int) -> None:
+        """From the turn's end to the first sample at the ear, once that has happened."""
+        if self._turn_at is None or self._answer_stream is None:
+            return
+        heard_at = self._webrtc.heard_at(self._answer_stream)
+        if heard_at is not None and heard_at <= now:
+            first_sound_ns = max(0, heard_at - self._turn_at)
+            self._first_sound_ms = first_sound_ns / MS
+            self._metrics.first_sound.observe(first_sound_ns / SECOND)
+            self._turn_at = None
+
+    def _count_gaps(self) -> None:
+        stats = self._webrtc.stats()
+        self._metrics.gaps.inc(stats.gaps - self._gaps)
+        self._metrics.gap_seconds.inc((stats.gap_slots - self._gap_slots) * 0.02)
+        self._gaps, self._gap_slots = stats.gaps, stats.gap_slots
+
+
+class _MeteredSink:
+    """The peer's sink, with the two figures only a sink can tell: first packets, and what a cut threw away."""
+
+    def __init__(
+        self, webrtc: WebRtcCall, metrics: Metrics, sample_rate: int, on_first_packet: Callable[[int], None]
+    ) -> None:
+        self._webrtc = webrtc
+        self._metrics = metrics
+        self._sample_rate = sample_rate
+        self._on_first_packet = on_first_packet
+        self._latest: int | None = None
+
+    def write(self, stream: int, packets: tuple[SpeechPacket, ...]) -> None:
+        if packets and stream != self._latest:
+            self._latest = stream
+            self._on_first_packet(stream)
+        self._webrtc.sink.write(stream, packets)
+
+    def end(self, stream: int) -> None:
+        self._webrtc.sink.end(stream)
+
+    def clear(self, stream: int) -> int:
+        unheard = self._webrtc.sink.clear(stream)
+        self._metrics.wasted.inc(max(0, unheard) / self._sample_rate)
+        return unheard
+
+
+def _ms(ns: int | None) -> float | None:
+    return None if ns is None else ns / MS
+
+
+async def refuse(socket: WebSocket, code: str, error: BreezeError, fix: str, *, is_accepted: bool = False) -> None:
+    """Tell a page that its call cannot be held, in the protocol's own words, and hang up."""
+    if not is_accepted:
+        await socket.accept()
+    with suppress(RuntimeError, WebSocketDisconnect, OSError):
+        await socket.send_text(signaling.error(code, str(error), fix))
+        await socket.close(1013, str(error)[:120])

