@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 _SILENCE = -9.5  # log amplitude of a band that says nothing
 _NOISE_SEED = 0x5EED
+_TURN = 1 << 40  # parts of a turn that a phase counts in
 
 
 @dataclass(frozen=True)
@@ -127,8 +128,9 @@ class SourceFilterHead(nn.Module):
         f0 = values[..., 0].double().clamp(math.log(40.0), math.log(1000.0)).exp()
         steps = (f0[:, :-1, None] + (f0[:, 1:] - f0[:, :-1])[..., None] * ramp) / cfg.sample_rate
         batch, frames, hop = steps.shape
-        cycles = phase[:, None] + steps.view(batch, -1).cumsum(1)
-        turn = (cycles - cycles.floor()).to(values.dtype).view(batch, frames, hop) * math.pi
+        # Whole parts of a turn add up the same in any grouping, so the phase does not depend on how speech was cut.
+        parts = (steps * _TURN).long().view(batch, -1).cumsum(1).add_((phase * _TURN).long()[:, None]) & _TURN - 1
+        turn = (parts.double() / _TURN).to(values.dtype).view(batch, frames, hop) * math.pi
         # sum_{h=1..H} cos(h x) = sin((H + 1/2) x) / (2 sin(x / 2)) - 1/2, with turn = x / 2 (Dirichlet's kernel).
         harmonics = (cfg.highest_harmonic_hz / cfg.sample_rate / steps).floor().to(values.dtype)
         slope = torch.sin(turn)
@@ -137,8 +139,7 @@ class SourceFilterHead(nn.Module):
         kernel = torch.where(at_peak, harmonics, kernel)
         voicing = values[..., 1]
         voicing = voicing[:, :-1, None] + (voicing[:, 1:] - voicing[:, :-1])[..., None] * ramp_values
-        last = cycles[:, -1]
-        return kernel * (2 * voicing - 0.5).clamp(0, 1), last - last.floor()
+        return kernel * (2 * voicing - 0.5).clamp(0, 1), parts[:, -1].double() / _TURN
 
     def _filters(self, values: Tensor) -> Tensor:
         """Minimum-phase responses of both sources, (B, 2, T + 1, bins) complex."""
@@ -150,7 +151,10 @@ class SourceFilterHead(nn.Module):
             bounded = bands.clamp(_SILENCE, 7.0)
             logs.append(bounded[..., low] * (1 - weight) + bounded[..., low + 1] * weight)
         cepstrum = torch.fft.irfft(torch.stack(logs, 1), cfg.fft)
-        return torch.fft.rfft(cepstrum * self._fold.to(values), cfg.fft).exp()
+        response = torch.fft.rfft(cepstrum * self._fold.to(values), cfg.fft)
+        # CPU kernels compute what is left over from whole vectors by other code, which rounds differently: leave nothing.
+        bins = response.shape[-1]
+        return nn.functional.pad(response, (0, -bins % 16)).exp()[..., :bins]
 
     def _overlap_add(self, blocks: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
         hop = self.cfg.hop
