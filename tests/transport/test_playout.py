@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from breeze_rtc.clock import MS, SECOND
 from breeze_rtc.media.opus import SILENCE_PACKET, SpeechEncoder
 from breeze_rtc.playback import AudioSink, SpeechPacket
-from breeze_rtc.transport.playout import GUARD_SLOTS, SLOT_NS, SLOT_TICKS, Place, Playout, Slot
+from breeze_rtc.transport.playout import GRACE_NS, GUARD_SLOTS, SLOT_NS, SLOT_TICKS, Place, Playout, Slot
 
 T0 = 7 * SECOND
 
@@ -90,6 +90,36 @@ def test_a_missed_slot_is_skipped_and_its_speech_leaves_later() -> None:
     assert [(slot.index, slot.payload) for slot in (first, late, after)] == [(0, b"p0"), (6, b"p1"), (7, b"p2")]
     assert playout.missed_slots == 5
     assert (playout.gaps, playout.gap_slots) == (1, 5)
+
+
+def test_speech_under_way_catches_up_after_a_hiccup() -> None:
+    """A wake-up 27 ms late: the listener's buffer takes it, a hole of 20 ms it would have to fill."""
+    playout = started()
+    playout.write(1, packets(4))
+    playout.next_slot(T0)
+    late = T0 + 2 * SLOT_NS + 7 * MS
+    slots = [playout.next_slot(late), playout.next_slot(late)]
+    assert [(slot.index, slot.payload) for slot in slots] == [(1, b"p1"), (2, b"p2")]
+    assert playout.next_at() == T0 + 3 * SLOT_NS
+    assert (playout.gaps, playout.missed_slots) == (0, 0)
+
+
+def test_speech_later_than_the_grace_is_not_sent_after_its_time() -> None:
+    """A slot is late when its own 20 ms and the grace have passed; then all missed slots are given up."""
+    for late, index in ((SLOT_NS + GRACE_NS - 1, 1), (SLOT_NS + GRACE_NS, 4)):
+        playout = started()
+        playout.write(1, packets(4))
+        playout.next_slot(T0)
+        assert playout.next_slot(T0 + SLOT_NS + late).index == index
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_silence_never_leaves_late(count: int) -> None:
+    """Nobody misses it, and late packets make the listener's buffer grow; so it is with a stream's first packet."""
+    playout = started()
+    playout.next_slot(T0)
+    playout.write(1, packets(count))
+    assert playout.next_slot(T0 + 2 * SLOT_NS + 7 * MS).index == 2
 
 
 def test_a_slot_never_leaves_ahead_or_twice() -> None:
@@ -324,6 +354,7 @@ def test_laws(script: list[tuple[str, int, int]]) -> None:
     written: dict[int, int] = {}
     sent: dict[int, list[int]] = {}
     cleared: set[int] = set()
+    indices: list[int] = []
     forgotten = -1
     now = T0
     for verb, a, b in script:
@@ -348,9 +379,11 @@ def test_laws(script: list[tuple[str, int, int]]) -> None:
         now = max(now, playout.next_at())
         if verb == "stall":
             now += a * SLOT_NS + b
+        indices.append(playout.sent_ticks // 960)
         slot = playout.next_slot(now)
         assert slot.ticks == slot.index * 960
-        assert T0 + slot.index * SLOT_NS <= now < T0 + (slot.index + 1) * SLOT_NS
+        grace_ns = GRACE_NS if slot.stream is not None else 0
+        assert T0 + slot.index * SLOT_NS <= now < T0 + (slot.index + 1) * SLOT_NS + grace_ns
         assert playout.queued_packets <= 40
         if slot.stream is None:
             assert slot.payload == SILENCE_PACKET
@@ -364,6 +397,7 @@ def test_laws(script: list[tuple[str, int, int]]) -> None:
             assert place == Place(slot.stream, number * 480 + inside // 2)
             assert playout.ticks_of(place.stream, place.samples) == slot.ticks + inside
         assert playout.place(playout.sent_ticks) is None
+    assert indices == sorted(set(indices))
     for stream, count in written.items():
         heard = [playout.heard_samples(stream, ticks) for ticks in range(0, playout.sent_ticks + 960, 480)]
         assert heard == sorted(heard)
