@@ -23,31 +23,15 @@ def words(text: str) -> list[str]:
     return "".join(char for char in text.lower() if char.isalnum() or char == " ").split()
 
 
-@installed
-@pytest.mark.parametrize("sentence", ["Please tell me what time it is.", "What is the weather like today?"])
-async def test_a_clear_sentence_is_read_right(sentence: str) -> None:
-    """Two sentences of a synthetic voice come back word for word."""
-    async with Listener() as listener:
-        assert words(await listener.transcribe(spoken(sentence))) == words(sentence)
+# Starting a worker takes seconds on a busy machine, so each of these tests lets one answer several questions.
 
 
 @installed
-async def test_a_worker_that_dies_is_replaced() -> None:
-    """The turn during which it died is read all the same."""
+async def test_clear_sentences_are_read_right_and_stay_with_their_turns() -> None:
+    """A synthetic voice comes back word for word, also after somebody stopped waiting for a reading."""
     async with Listener() as listener:
-        await listener.warm()
-        first = listener.pid
-        assert first is not None
-        os.kill(first, signal.SIGKILL)
-        assert words(await listener.transcribe(spoken("hello my friend"))) == ["hello", "my", "friend"]
-        assert listener.pid != first
-
-
-@installed
-async def test_a_cancelled_reading_does_not_answer_the_next() -> None:
-    """Texts stay with their turns when somebody stops waiting for one."""
-    async with Listener() as listener:
-        await listener.warm()
+        for sentence in ("Please tell me what time it is.", "What is the weather like today?"):
+            assert words(await listener.transcribe(spoken(sentence))) == words(sentence)
         waiting = asyncio.create_task(listener.transcribe(spoken("this was cancelled")))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -56,16 +40,21 @@ async def test_a_cancelled_reading_does_not_answer_the_next() -> None:
 
 
 @installed
-async def test_a_closed_listener_says_so() -> None:
-    """close() ends the process, may be called twice, and later turns are refused."""
+async def test_a_worker_that_dies_is_replaced_and_a_closed_one_is_gone() -> None:
+    """The turn during which it died is read all the same; close() may be called twice, and later turns are refused."""
     listener = Listener()
     await listener.warm()
-    pid = listener.pid
-    assert pid is not None
+    first = listener.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    assert words(await listener.transcribe(spoken("hello my friend"))) == ["hello", "my", "friend"]
+    second = listener.pid
+    assert second is not None
+    assert second != first
     await listener.close()
     await listener.close()
     with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+        os.kill(second, 0)
     with pytest.raises(ListenFailed):
         await listener.transcribe(np.zeros(16_000, np.float32))
 

