@@ -225,6 +225,16 @@ export class Call {
       direction: track ? "sendrecv" : "recvonly",
       streams: track ? [this.#microphone] : [],
     });
+    // Made before the answer comes: the agent may speak at once, and the clocks are compared meanwhile.
+    this.playback = new Playback({
+      audio: this.#audio,
+      receiver: this.#transceiver.receiver,
+      microphone: track ? this.#transceiver.sender : null,
+      isVisible: this.#isVisible,
+      send: (message) => this.#send(message),
+      onChange: ({ isFirst, ...levels }) => (isFirst ? this.#firstSample.resolve() : this.#on.level?.(levels)),
+      signal,
+    });
     const connected = new Promise((resolve) => {
       peer.addEventListener(
         "connectionstatechange",
@@ -250,15 +260,6 @@ export class Call {
     );
     await peer.setRemoteDescription({ type: "answer", sdp: answer.sdp });
 
-    this.playback = new Playback({
-      audio: this.#audio,
-      receiver: this.#transceiver.receiver,
-      microphone: track ? this.#transceiver.sender : null,
-      isVisible: this.#isVisible,
-      send: (message) => this.#send(message),
-      onChange: ({ isFirst, ...levels }) => (isFirst ? this.#firstSample.resolve() : this.#on.level?.(levels)),
-      signal,
-    });
     this.#audio.srcObject = new MediaStream([this.#transceiver.receiver.track]);
     this.#play();
     await within(NETWORK_LIMIT_MS, connected, networkError(peer));

@@ -17,9 +17,7 @@ const STATS_MS = 100;
 const IDLE_STATS_MS = 250;
 const STALE_MS = 60; // R has stopped moving when it is older than this
 const WINDOW_MS = 1000; // the device delay is an average over this long
-const PING_MS = 5000;
-const PING_FIRST_MS = 120;
-const PINGS_FIRST = 6;
+const GOOD_ROUND_TRIP_MS = 20; // bounds the clock's error to half of it, which is below what else is uncertain
 const PING_MEMORY_MS = 60_000; // an old round trip says nothing about a clock that drifts
 const UNMUTE_LIMIT_MS = 2500; // no fault of ours may leave the listener deaf for longer
 
@@ -45,6 +43,16 @@ export function pageMs() {
 export function reportPeriodMs({ isSpeaking, isStretching }) {
   if (!isSpeaking) return 1000;
   return isStretching ? 100 : 250;
+}
+
+/**
+ * How long to wait before the next ping: short at first, and while every answer so far was held up on its way, as happens
+ * on a machine that is busy starting the call.
+ */
+export function pingPeriodMs(sent, bestRoundTripMs) {
+  if (sent < 6) return 120;
+  if (bestRoundTripMs <= GOOD_ROUND_TRIP_MS) return 5000;
+  return sent < 40 ? 250 : 1000;
 }
 
 /** Server clock minus page clock, from the ping with the shortest way there and back. */
@@ -301,7 +309,7 @@ export class Playback {
 
   #ping(nowMs) {
     this.#pingId += 1;
-    this.#pingDueMs = nowMs + (this.#pingId < PINGS_FIRST ? PING_FIRST_MS : PING_MS);
+    this.#pingDueMs = nowMs + pingPeriodMs(this.#pingId, this.#clock.isKnown ? this.#clock.roundTripMs : Infinity);
     this.#send({ type: "ping", id: this.#pingId, t_ms: nowMs });
   }
 

@@ -6,7 +6,7 @@
 
 const SPAN_MS = 30_000;
 const STEPS = [1, 2, 5, 10];
-const FRAME_MS = 50; // a plot moves about ten pixels a second: drawing more often only warms the machine
+const FRAME_MS = 100; // a plot moves about ten pixels a second: drawing more often only warms the machine
 
 /** The smallest of 1, 2, 5, 10, 20, 50 ... that is not below `value`. */
 export function niceCeiling(value) {
@@ -58,7 +58,7 @@ export class Plots {
   #gaps = []; // times at which the gap counter grew
   #gapCount = 0;
   #bands = []; // { fromMs, toMs } while the agent spoke; toMs null: still speaking
-  #isRunning = false;
+  #timer = 0;
   #isCalm;
 
   /**
@@ -76,21 +76,14 @@ export class Plots {
     this.#gaps = [];
     this.#gapCount = 0;
     this.#bands = [];
-    this.#isRunning = true;
-    let drawnMs = -Infinity;
-    const frame = (nowMs) => {
-      if (!this.#isRunning) return;
-      if (!this.#isCalm() && nowMs - drawnMs >= FRAME_MS) {
-        drawnMs = nowMs;
-        this.draw();
-      }
-      requestAnimationFrame(frame);
-    };
-    requestAnimationFrame(frame);
+    clearInterval(this.#timer);
+    // A hidden page gets no frame, so nothing is drawn there.
+    this.#timer = setInterval(() => this.#isCalm() || requestAnimationFrame(() => this.draw()), FRAME_MS);
+    this.draw();
   }
 
   stop() {
-    this.#isRunning = false;
+    clearInterval(this.#timer);
   }
 
   /** Values in ms, null where there is none; `gaps` counts from the start of the call. */

@@ -29,7 +29,11 @@ window.tap = { blocks: [], mutes: [] };
 addEventListener("DOMContentLoaded", () => {
   const audio = document.getElementById("audio");
   const pageMs = () => performance.timeOrigin + performance.now();
-  audio.addEventListener("volumechange", () => window.tap.mutes.push({ ms: pageMs(), muted: audio.muted }));
+  const { get, set } = Object.getOwnPropertyDescriptor(HTMLMediaElement.prototype, "muted");
+  Object.defineProperty(audio, "muted", {
+    get() { return get.call(audio); },
+    set(muted) { window.tap.mutes.push({ ms: pageMs(), muted }); set.call(audio, muted); },
+  });
   audio.addEventListener("playing", async () => {
     const context = new AudioContext({ sampleRate: 16000 });
     const source = `registerProcessor("tap", class extends AudioWorkletProcessor {

@@ -72,6 +72,15 @@ def test_the_clock_offset_comes_from_the_shortest_round_trip(page: Page) -> None
     ) == [False, 8000, 8010, 40]
 
 
+def test_pings_go_on_until_one_was_quick(page: Page) -> None:
+    """Six at once; then every five seconds if the clocks are well compared, and faster if they are not."""
+    assert in_page(
+        page,
+        """return [[0, Infinity], [5, 4], [6, 4], [6, 80], [40, 80], [40, 20]].map(([sent, best]) =>
+                   m.pingPeriodMs(sent, best))""",
+    ) == [120, 120, 5000, 250, 1000, 5000]
+
+
 def test_the_device_delay_is_a_mean_over_the_last_second(page: Page) -> None:
     """It starts with all there is; old counts leave, and another device's counters start it anew."""
     assert in_page(
