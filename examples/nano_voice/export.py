@@ -1,0 +1,49 @@
+"""Write the trained parts as the package's voice: half-precision weights, their config and the lexicon.
+
+    python examples/nano_voice/export.py --work nano_work --out breeze_rtc/voices/nano
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from train_codec import CodecTraining
+
+from breeze_rtc.models.pronunciation import VOCABULARY
+
+SAMPLING = {"temperature": 0.0, "depth_temperature": 0.0, "top_k": 0, "repetition_penalty": 1.0}
+
+
+def codec_tensors(codec: CodecTraining) -> dict[str, Tensor]:
+    """The decoder's tensors; the features' scale and mean go into its last layer."""
+    state = {name: tensor.clone() for name, tensor in codec.decoder.state_dict().items()}
+    state["to_features.weight"] *= codec.scale[:, None]
+    state["to_features.bias"] = state["to_features.bias"] * codec.scale + codec.mean
+    return {f"codec.{name}": tensor for name, tensor in state.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--work", type=Path, default=Path("nano_work"))
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    codec = CodecTraining()
+    codec.load_state_dict(torch.load(arguments.work / "codec.pt")["model"])
+    saved = torch.load(arguments.work / "lm.pt")
+    tensors = {**saved["averaged"], **codec_tensors(codec)}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.half().contiguous() for name, tensor in sorted(tensors.items())},
+              arguments.out / "model.safetensors")
+    config = {"model_type": "breeze_rtc", "preset": "nano", "vocab": VOCABULARY, "voices": ["nano"], "sampling": SAMPLING}
+    (arguments.out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    size = sum(file.stat().st_size for file in arguments.out.iterdir())
+    print(f"{arguments.out}: step {saved['step']}, {sum(t.numel() for t in tensors.values()):,} numbers, {size / 1e6:.2f} MB in all")
+
+
+if __name__ == "__main__":
+    main()
