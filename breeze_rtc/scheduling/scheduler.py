@@ -131,6 +131,8 @@ class Scheduler:
         self._now = 0
         # Open streams in the order they opened; those cancelled while a step carries them stay until it is done.
         self._streams: dict[int, Stream] = {}
+        # Those with a frame that lacks its other codes, no step being out for it.
+        self._half_made: list[Stream] = []
         # Steps that are out.
         self._out: dict[int, Step] = {}
         self._next_id = 0
@@ -319,9 +321,11 @@ class Scheduler:
         self._advance(now)
         if self._trace is not None:
             self._trace.next_step(now)
+        if self._half_made:
+            step = self._issue(Stage.DEPTH, _by_slack(self._half_made))
+            self._half_made = [s for s in self._half_made if s.out is None]
+            return step
         work = self._survey(now)
-        if work.depth:
-            return self._issue(Stage.DEPTH, _by_slack(work.depth))
         if work.new:
             step = self._first_sound(work, now)
             if step is not None:
@@ -445,11 +449,8 @@ class Scheduler:
             if s.is_cancelled:
                 continue
             if not s.has_spoken:
-                if s.out is None:
-                    if s.made < s.started:
-                        work.depth.append(s)
-                    elif s.can_encode or s.can_prefill or self._is_ready(s):
-                        work.new.append(s)
+                if s.out is None and s.made == s.started and (s.can_encode or s.can_prefill or self._is_ready(s)):
+                    work.new.append(s)
                 continue
             listener = s.listener
             deadline_ns = listener.fresh_ns if now < listener.stale_ns else listener.fallback_ns
@@ -463,10 +464,7 @@ class Scheduler:
                     frameless.append(s)
                     if spare_ns < soon_ns:
                         rows_soon += s.rows
-            if s.out is not None:
-                continue
-            if s.made < s.started:
-                work.depth.append(s)
+            if s.out is not None or s.made < s.started:
                 continue
             if s.segments and s.can_encode:
                 work.text.append(s)
@@ -570,46 +568,55 @@ class Scheduler:
         """The streams, most urgent first, that one frame step should carry: usually all that may.
 
         While a first sound waits for some of them: those, and whoever comes along for a quarter more time.  Else, if
-        the first would be late in a full step but not in a smaller one: as many as the smaller one holds.
+        the first would be late in a full step but not in a smaller one: as many as the smaller one holds, provided
+        that those left out can wait for it.  A small step takes nearly as long as a full one, so it is for emergencies.
         """
         spec = self._specs[Stage.BACKBONE]
         rows = min(sum(s.rows for s in backbone), spec.max_rows)
         first = backbone[0]
         in_danger = sum(s.rows for s in backbone if not s.pending and s.slack_ns < work.in_danger_below_ns)
         if in_danger:
-            limit_ns = self._frame_ns_for(min(in_danger, rows)) * 5 // 4
+            least = min(in_danger, rows)
+            limit_ns = self._frame_ns_for(least) * 5 // 4
         elif not first.pending:
+            least = first.rows
             limit_ns = work.rescue_ns + first.slack_ns
         else:
-            limit_ns = NEVER
-        limit = rows
-        if self._frame_ns_for(rows) > limit_ns:
-            fitting = [bucket for bucket in spec.buckets if bucket < rows and self._frame_ns_for(bucket) <= limit_ns]
-            # When no step is small enough, the first is late anyway, and the others are best served by a full one.
-            limit = max(first.rows, min(in_danger, rows), fitting[-1]) if fitting else rows
-        chosen, used = [], 0
+            return backbone
+        if self._frame_ns_for(rows) <= limit_ns:
+            return backbone
+        fitting = [
+            bucket for bucket in spec.buckets if least <= bucket < rows and self._frame_ns_for(bucket) <= limit_ns
+        ]
+        if not fitting:
+            # The first is late anyway, and the others are best served by a full step.
+            return backbone
+        chosen: list[Stream] = []
+        used = 0
         for s in backbone:
-            if used + s.rows <= limit:
+            if used + s.rows <= fitting[-1]:
                 chosen.append(s)
                 used += s.rows
+            elif not in_danger and s.slack_ns < limit_ns:
+                return backbone
         return chosen
 
     def _decode(self, due: list[Stream], riders: list[Stream]) -> Step:
-        """A codec step for the first of `due`, with all rows of its shape, and riders in what its bucket leaves over.
+        """A codec step for the first of `due`, with all rows of its shape and the riders that have just as many frames.
 
         Every row of a codec step has the same number of frames, because padding would enter the codec's state.  A
-        rider is a stream whose chunk is not full yet, but whose frames in hand are just that number.
+        rider's chunk is not full yet.  It comes along if one more frame step would make it due, since it saves a step
+        of its own then, or if the bucket has room for it anyway.
         """
         frames = self._ready_rung(due[0])
         spec = self._specs[Stage.CODEC]
         rows = [s for s in due if self._ready_rung(s) == frames][: spec.max_rows]
+        taken = {s.id for s in rows}
+        ready = [s for s in riders if s.id not in taken and largest_rung(self._ladder, s.pending) == frames]
+        soon_ns = 2 * (self._frame_cost_ns + self._codec_cost_ns + GUARD_NS)
+        rows += [s for s in ready if s.slack_ns < soon_ns][: spec.max_rows - len(rows)]
         room = min(bucket_of(spec, len(rows)), spec.max_rows) - len(rows)
-        if room:
-            taken = {s.id for s in rows}
-            for s in riders:
-                if room and s.id not in taken and largest_rung(self._ladder, s.pending) == frames:
-                    rows.append(s)
-                    room -= 1
+        rows += [s for s in ready if s.slack_ns >= soon_ns][:room]
         return self._issue(Stage.CODEC, rows, frames)
 
     def _ready_rung(self, s: Stream) -> int:
@@ -678,6 +685,7 @@ class Scheduler:
                 s.speech_ended = True
                 return
             s.started += 1
+            self._half_made.append(s)
             # Nobody waits for what will never come.
             if result.wants_text and not s.is_text_complete:
                 s.starved_at = s.encoded
@@ -698,11 +706,16 @@ class Scheduler:
         s.last_chunk = frames
         self._look_up_costs()
         codec_rows = min(len(self._streams), self._specs[Stage.CODEC].max_rows)
+        lead_ns = s.listener.dry_at(now) - now
+        longest = self._longest_chunk(s)
+        if s.interactive and s.pending:
+            # The next chunk has begun already, and must end below the cap as well.
+            longest = min(longest, max(s.pending, (self._lead_cap_ns - lead_ns) // self._frame_ns))
         s.target = next_chunk(
             self._ladder,
             last=frames,
-            longest=self._longest_chunk(s),
-            room_ns=s.listener.dry_at(now) - now - GUARD_NS,
+            longest=longest,
+            room_ns=lead_ns - GUARD_NS,
             frame_cost_ns=self._frame_cost_ns,
             codec_cost_ns=lambda rung: self._cost(Stage.CODEC, codec_rows, rung),
         )
@@ -720,6 +733,8 @@ class Scheduler:
 
     def _free(self, s: Stream) -> None:
         del self._streams[s.id]
+        if s in self._half_made:
+            self._half_made.remove(s)
         self._slots.give(s.slot)
         self._pages.give(s.pages, s.pages_kept)
 
@@ -768,7 +783,6 @@ class _Work:
     __slots__ = (
         "backbone",
         "codec",
-        "depth",
         "in_danger_below_ns",
         "is_backbone_due",
         "new",
@@ -786,8 +800,6 @@ class _Work:
         self.in_danger_below_ns = -NEVER
         # Not spoken yet, and something to run.
         self.new: list[Stream] = []
-        # A frame that lacks its other codes.
-        self.depth: list[Stream] = []
         # Spoken: text to encode, frames to decode, frames to start (some only if a step runs anyway).
         self.text: list[Stream] = []
         self.codec: list[Stream] = []

@@ -102,7 +102,7 @@ def replay(lines: Iterable[str]) -> list[Step]:
     """The steps that a scheduler with these inputs gives, in order.
 
     A last line that was cut off is left out: the process that wrote it may have died.  Raises ValueError for a broken
-    line elsewhere and for a trace of another version.
+    line elsewhere, for a trace of another version, and where a step was done that these inputs do not give.
     """
     inputs = _parse(lines)
     try:
@@ -139,7 +139,11 @@ def _apply(scheduler: Scheduler, steps: list[Step], kind: str, now: int, rest: l
                 assert step.id == len(steps)
                 steps.append(step)
         case "done", [step_id, duration_ns, rows]:
-            scheduler.step_done(steps[step_id], StepResult(tuple(RowResult(*row) for row in rows), duration_ns), now)
+            results = tuple(RowResult(*row) for row in rows)
+            streams = sorted(row.stream for row in results)
+            if step_id >= len(steps) or sorted(row.stream for row in steps[step_id].rows) != streams:
+                raise ValueError(f"step {step_id} was done for streams {streams}, which is not what these inputs give")
+            scheduler.step_done(steps[step_id], StepResult(results, duration_ns), now)
         case "report", [*fields]:
             stream, heard_samples, at_ns, path_delay_ns, dry_at_ns, is_playing, is_measured = fields
             report = PlaybackReport(stream, heard_samples, at_ns, path_delay_ns, dry_at_ns, is_playing, is_measured)

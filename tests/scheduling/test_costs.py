@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from breeze_rtc.clock import MS
 from breeze_rtc.scheduling.costs import WINDOW, CostTable, size_of
 from breeze_rtc.scheduling.step import Stage
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def test_nothing_known_costs_nothing() -> None:
@@ -75,6 +77,7 @@ observations = st.lists(
 )
 
 
+@unhurried
 @given(observations)
 def test_a_table_made_from_its_state_predicts_the_same(seen: list[tuple[Stage, int, int, int]]) -> None:
     """What a trace writes down is everything the predictions depend on."""
@@ -87,6 +90,7 @@ def test_a_table_made_from_its_state_predicts_the_same(seen: list[tuple[Stage, i
             assert again.predict_ns(stage, rows, units) == table.predict_ns(stage, rows, units)
 
 
+@unhurried
 @given(observations)
 def test_a_prediction_is_a_time_that_was_seen_for_a_known_shape(seen: list[tuple[Stage, int, int, int]]) -> None:
     """No prediction is invented where there is something to go by."""

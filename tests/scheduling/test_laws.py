@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -309,5 +309,7 @@ class Laws(RuleBasedStateMachine):
         self.books[stream].is_gone = True
 
 
-Laws.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Laws.TestCase.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 TestLaws = Laws.TestCase

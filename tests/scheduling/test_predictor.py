@@ -1,11 +1,14 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from breeze_rtc.clock import MS, SECOND
 from breeze_rtc.playback import PlaybackReport
 from breeze_rtc.scheduling.predictor import MAX_PATH_NS, STALE_GUARD_NS, Predictor
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 
 RATE = 24_000
 TENTH = RATE // 10
@@ -190,6 +193,7 @@ inputs = st.lists(
 )
 
 
+@unhurried
 @given(inputs)
 def test_no_report_raises_or_takes_the_listener_out_of_bounds(moves: list[tuple[int, ...]]) -> None:
     """Whatever comes: 0 <= reported <= heard <= delivered, and the deadline stays within what physics allows."""

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from breeze_rtc.scheduling.slots import Pages, Slots, pages_for
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def test_the_last_slot_given_back_is_the_next_one_taken() -> None:
@@ -40,6 +42,7 @@ def test_pages_hold_whole_positions_of_every_row(positions: int, rows: int, page
     assert pages_for(positions, 16, rows) == pages
 
 
+@unhurried
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8), st.booleans()), max_size=40))
 def test_pages_are_conserved(streams: list[tuple[int, int, bool]]) -> None:
     """No page is held twice, and all come back."""

@@ -1,0 +1,200 @@
+"""The scheduler at work in virtual time.  All figures here are simulated."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from breeze_rtc.clock import MS
+from breeze_rtc.scheduling.chunking import LADDER
+from breeze_rtc.scheduling.scheduler import Scheduler
+from breeze_rtc.scheduling.simulator import (
+    H100_GRAPH_COSTS,
+    H100_SPECS,
+    LinearCost,
+    Outcome,
+    SimulatedCosts,
+    SimulatedListener,
+    Utterance,
+    cost_ns,
+    simulate,
+    warmed_up,
+)
+from breeze_rtc.scheduling.step import Stage
+from breeze_rtc.scheduling.stream import Feed, Priority
+
+RATE, FRAME = 24_000, 1_920
+FRAME_NS = 80 * MS
+SILENT = SimulatedListener()
+REPORTING = SimulatedListener(network_ns=30 * MS, buffer_ns=80 * MS, report_every_ns=200 * MS)
+
+
+def run(
+    utterances: list[Utterance],
+    *,
+    costs: SimulatedCosts = H100_GRAPH_COSTS,
+    concurrency: int | None = None,
+    seed: int | None = None,
+    slots: int = 64,
+) -> list[Outcome]:
+    scheduler = Scheduler(
+        specs=H100_SPECS,
+        sample_rate=RATE,
+        frame_samples=FRAME,
+        slots=slots,
+        kv_pages=60 * slots,
+        page_tokens=16,
+        costs=warmed_up(costs, H100_SPECS, LADDER),
+    )
+    return simulate(
+        scheduler,
+        utterances,
+        costs=costs,
+        sample_rate=RATE,
+        frame_samples=FRAME,
+        concurrency=concurrency,
+        uniform=None if seed is None else random.Random(seed).random,
+    )
+
+
+def speech(count: int, *, seed: int = 1, listener: SimulatedListener = SILENT) -> list[Utterance]:
+    """Sentences of 1.6 to 7 s."""
+    source = random.Random(seed)
+    return [
+        Utterance(frames=source.randint(20, 88), pieces=((0, source.randint(8, 24)),), listener=listener)
+        for _ in range(count)
+    ]
+
+
+def p95_ms(outcomes: list[Outcome]) -> float:
+    times = sorted(outcome.first_packet_ns for outcome in outcomes if outcome.first_packet_ns is not None)
+    return times[int(0.95 * len(times))] / MS
+
+
+def test_one_stream_alone_speaks_after_its_four_steps() -> None:
+    """Text, prefill, depth and codec of the table, and nothing between them."""
+    (outcome,) = run([Utterance(frames=30, pieces=((0, 16),))])
+    expected = sum(
+        cost_ns(H100_GRAPH_COSTS, stage, 1, units)
+        for stage, units in ((Stage.TEXT, 16), (Stage.PREFILL, 16), (Stage.DEPTH, 1), (Stage.CODEC, 1))
+    )
+    assert outcome.first_packet_ns == expected
+    assert outcome.is_finished
+    assert outcome.samples == 30 * FRAME
+    assert sum(outcome.chunks) == 30
+
+
+def test_the_same_seed_gives_the_same_outcomes() -> None:
+    """And another seed others: the noise is there, and it is all there is."""
+    calls = speech(10, listener=REPORTING)
+    first = run(calls, concurrency=4, seed=3)
+    assert run(calls, concurrency=4, seed=3) == first
+    assert run(calls, concurrency=4, seed=4) != first
+
+
+def test_sixteen_streams_speak_soon_and_without_gaps() -> None:
+    """Closed loop on the simulated H100: first packets within 40 ms, and nobody needs a buffer."""
+    outcomes = run(speech(100), concurrency=16, seed=1)
+    assert all(outcome.is_finished for outcome in outcomes)
+    assert p95_ms(outcomes) < 40
+    assert [outcome.potential_gap_ns for outcome in outcomes] == [0] * 100
+
+
+def test_no_running_stream_starves_under_a_burst() -> None:
+    """Sixteen speak, sixteen more come at once: they speak soon, and those who were speaking go on without a gap."""
+    running = [Utterance(frames=80, arrival_ns=1 + 37 * MS * number) for number in range(16)]
+    burst = [Utterance(frames=40, arrival_ns=1_500 * MS) for _ in range(16)]
+    outcomes = run([*running, *burst], seed=1)
+    assert max(outcome.potential_gap_ns for outcome in outcomes[:16]) == 0
+    assert all(outcome.is_finished for outcome in outcomes)
+    assert p95_ms(outcomes[16:]) < 80
+
+
+def test_a_burst_does_not_starve_listeners_who_are_short() -> None:
+    """Even when the sixteen have just begun, and have one frame in hand each, nobody waits for more than a frame."""
+    running = [Utterance(frames=80, arrival_ns=1) for _ in range(16)]
+    burst = [Utterance(frames=40, arrival_ns=60 * MS) for _ in range(16)]
+    outcomes = run([*running, *burst], seed=1)
+    assert max(outcome.potential_gap_ns for outcome in outcomes) < FRAME_NS
+    assert p95_ms(outcomes) < 130
+
+
+def test_nobody_is_generated_past_the_lead_cap() -> None:
+    """1.2 s for a listener without a buffer; a batch has no cap."""
+    outcomes = run([*speech(40), Utterance(frames=100, interactive=False, priority=Priority.BATCH)], concurrency=12)
+    assert 1_000 * MS < max(outcome.most_ahead_ns for outcome in outcomes[:-1]) <= 1_200 * MS
+    assert outcomes[-1].most_ahead_ns > 2_000 * MS
+
+
+def test_a_barge_in_wastes_no_more_than_the_lead() -> None:
+    """Heard 2 s of 8: at most the cap, and what the way to us took, was made in vain."""
+    listener = SimulatedListener(network_ns=30 * MS, report_every_ns=200 * MS, barge_in_samples=2 * RATE)
+    (outcome,) = run([Utterance(frames=100, listener=listener)])
+    assert not outcome.is_finished
+    assert 0 < outcome.wasted_samples <= (1_200 + 60) * RATE // 1_000
+
+
+def test_the_way_sound_is_stopped_frees_the_next_caller() -> None:
+    """One slot, three callers who all interrupt: each is served."""
+    listener = SimulatedListener(barge_in_samples=RATE)
+    outcomes = run([Utterance(frames=100, listener=listener)] * 3, concurrency=1, slots=1)
+    assert [outcome.is_refused for outcome in outcomes] == [False] * 3
+    assert all(outcome.wasted_samples > 0 for outcome in outcomes)
+
+
+def test_a_paused_listener_is_not_fed_and_hears_all_in_the_end() -> None:
+    """Five seconds of pause make no gap and no backlog."""
+    listener = SimulatedListener(network_ns=10 * MS, report_every_ns=100 * MS, pause=(1_000 * MS, 5_000 * MS))
+    (outcome,) = run([Utterance(frames=60, listener=listener)])
+    assert outcome.is_finished
+    assert outcome.true_gaps == 0
+    assert outcome.samples == 60 * FRAME
+
+
+def test_a_stall_of_the_network_is_a_true_gap() -> None:
+    """A second without packets is more than one chunk in hand; the player says so, the scheduler goes on."""
+    listener = SimulatedListener(network_ns=10 * MS, report_every_ns=100 * MS, stalls=((100 * MS, 1_000 * MS),))
+    (outcome,) = run([Utterance(frames=60, listener=listener)])
+    assert outcome.true_gaps >= 1
+    assert outcome.true_gap_ns > 500 * MS
+    assert outcome.is_finished
+
+
+def test_a_buffer_at_the_listener_covers_what_would_be_a_gap_without() -> None:
+    """Potential gaps are counted for a player that has none."""
+    spiky = SimulatedListener(network_ns=10 * MS, buffer_ns=300 * MS, stalls=((20 * MS, 250 * MS),))
+    (outcome,) = run([Utterance(frames=60, listener=spiky)])
+    assert outcome.potential_gap_ns > 0
+    assert outcome.true_gaps == 0
+
+
+def test_text_that_arrives_in_pieces_is_spoken_as_it_comes() -> None:
+    """The first sound does not wait for the second piece."""
+    pieces = ((0, 10), (1_000 * MS, 10), (2_000 * MS, 10))
+    (outcome,) = run([Utterance(frames=60, pieces=pieces, feed=Feed.PER_FRAME)])
+    assert outcome.is_finished
+    assert outcome.first_packet_ns is not None
+    assert outcome.first_packet_ns < 50 * MS
+
+
+def test_more_listeners_than_the_machine_can_serve_are_refused() -> None:
+    """At five times the cost the first sound of one is a gap for the others, but those who are let in are served."""
+    slow = {
+        stage: LinearCost(5 * cost.base_ns, 5 * cost.row_ns, 5 * cost.unit_ns)
+        for stage, cost in H100_GRAPH_COSTS.items()
+    }
+    outcomes = run([Utterance(frames=40, arrival_ns=1 + 400 * MS * number) for number in range(24)], costs=slow)
+    refused = sum(outcome.is_refused for outcome in outcomes)
+    assert 0 < refused < 24
+    heard = [outcome for outcome in outcomes if not outcome.is_refused]
+    assert all(outcome.is_finished for outcome in heard)
+    assert max(outcome.potential_gap_ns for outcome in heard) < 1_000 * MS
+    assert p95_ms(heard) < 400
+
+
+@pytest.mark.parametrize("spread_seed", [1, 2, 3])
+def test_reports_do_not_make_true_gaps(spread_seed: int) -> None:
+    """With the listener's own buffer in the reckoning, it is spent, and never more than it is."""
+    outcomes = run(speech(60, listener=REPORTING), concurrency=16, seed=spread_seed)
+    assert sum(outcome.true_gaps for outcome in outcomes) == 0
