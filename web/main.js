@@ -33,11 +33,25 @@ let isConnected = false;
 
 // ---- the transcript ------------------------------------------------------------------------------------------------
 
-/** Keep the newest line in sight, unless the reader has scrolled up. */
-function following(change) {
-  const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
-  change();
-  if (isAtEnd) log.scrollTop = log.scrollHeight;
+/** False while the reader looks at something further up. */
+let isFollowing = true;
+
+/** Bring `what` into sight, its end if it fits and its beginning if it does not, unless the reader is elsewhere. */
+function follow(what) {
+  if (!isFollowing) return;
+  const view = log.getBoundingClientRect();
+  const box = what.getBoundingClientRect();
+  const margin = 28; // a line of text
+  if (box.bottom > view.bottom - margin) {
+    log.scrollTop += Math.min(box.bottom - view.bottom + margin, box.top - view.top - margin);
+  } else if (box.top < view.top) {
+    log.scrollTop -= view.top - box.top + margin;
+  }
+}
+
+const isAtEnd = () => log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+for (const type of ["wheel", "touchmove", "keydown"]) {
+  log.addEventListener(type, () => requestAnimationFrame(() => (isFollowing = isAtEnd())), { passive: true });
 }
 
 function addTurn(speaker, label) {
@@ -71,6 +85,7 @@ class AgentTurn {
       this.#words.push({ span, endChars: this.#chars });
       this.#line.append(span);
     }
+    if (this.#heardCount === 0) follow(this.#line.parentElement); // later the playhead leads
   }
 
   /** `chars` of the text have been heard. */
@@ -82,7 +97,9 @@ class AgentTurn {
     }
     if (this.#heardCount === before) return;
     this.#words[before - 1]?.span.classList.remove("now");
-    this.#words[this.#heardCount - 1].span.classList.add("now");
+    const { span } = this.#words[this.#heardCount - 1];
+    span.classList.add("now");
+    follow(span);
   }
 
   end(chars, isInterrupted) {
@@ -106,13 +123,12 @@ class AgentTurn {
 }
 
 function showUser({ text, final: isFinal }) {
-  following(() => {
-    userTurn ??= addTurn("user", "You");
-    userTurn.textContent = text;
-    userTurn.parentElement.classList.toggle("unsure", !isFinal);
-    if (isFinal && text === "") userTurn.parentElement.remove(); // a noise that turned out to be no words
-    if (isFinal) userTurn = null;
-  });
+  userTurn ??= addTurn("user", "You");
+  userTurn.textContent = text;
+  userTurn.parentElement.classList.toggle("unsure", !isFinal);
+  follow(userTurn.parentElement);
+  if (isFinal && text === "") userTurn.parentElement.remove(); // a noise that turned out to be no words
+  if (isFinal) userTurn = null;
 }
 
 // ---- the connection ------------------------------------------------------------------------------------------------
@@ -196,6 +212,7 @@ function start(wantsMicrophone) {
   element("again").hidden = true;
   speeches = new Map();
   userTurn = null;
+  isFollowing = true;
   isConnected = false;
   for (const id of ["first-sound", "stop-time", "path", "gap-count", "position"]) element(id).textContent = "–";
   showSteps();
@@ -224,14 +241,12 @@ function start(wantsMicrophone) {
       level: showLevels,
       hello: showHello,
       speech({ stream, text }) {
-        following(() => {
-          if (!speeches.has(stream)) speeches.set(stream, new AgentTurn());
-          speeches.get(stream).append(text);
-        });
+        if (!speeches.has(stream)) speeches.set(stream, new AgentTurn());
+        speeches.get(stream).append(text);
       },
       heard: ({ stream, chars }) => speeches.get(stream)?.hear(chars),
       speechEnd({ stream, chars, interrupted }) {
-        following(() => speeches.get(stream)?.end(chars, interrupted));
+        speeches.get(stream)?.end(chars, interrupted);
         speeches.delete(stream);
       },
       user: showUser,
@@ -288,7 +303,8 @@ function showStats(stats) {
   const jitterMs = jitter ?? delays.jitterMs;
   plots.push({ lead, slack, jitter: jitterMs, gaps });
 
-  element("first-sound").textContent = ms(stats.first_sound_ms);
+  const firstSound = stats.first_sound_ms;
+  element("first-sound").textContent = firstSound >= 1000 ? `${(firstSound / 1000).toFixed(2)} s` : ms(firstSound);
   element("stop-time").textContent = ms(stats.stop_ms);
   element("path").textContent = ms(path);
   element("gap-count").textContent = `${gaps}`;
@@ -370,7 +386,7 @@ element("form").addEventListener("submit", (event) => {
   if (!isConnected || text === "") return;
   call.sendText(text);
   element("text").value = "";
-  log.scrollTop = log.scrollHeight;
+  isFollowing = true;
 });
 
 // Escape works everywhere; letters only where nobody is typing, and Space not on a button, which it already presses.
