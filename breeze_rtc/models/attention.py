@@ -76,7 +76,7 @@ class RMSNorm(nn.Module):
 
 def inverse_frequencies(head_dim: int, rope: RopeConfig) -> Tensor:
     """(head_dim / 2,) float64 radians per position."""
-    frequencies = rope.theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    frequencies = rope.theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
     if not rope.original_length:
         return frequencies / rope.factor
     turns = rope.original_length * frequencies / (2 * torch.pi)

@@ -1,33 +1,512 @@
-"""Weights from files, with errors that name the tensor."""
+"""Weights from files: names and shapes are checked before anything is computed, and every error names its tensor.
+
+Two kinds of folder are read.  Our own hold `model.safetensors` under the names of our modules.  The published Breeze TTS 2
+holds sharded files under other names; `_breeze` lists, for each of our tensors, where its pieces are.  What the checkpoint
+carries besides (an unused text embedding, the codec of an older release) is never read.
+"""
 
 from __future__ import annotations
 
-import torch
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from breeze_rtc.errors import CheckpointError
 from breeze_rtc.models import presets
+from breeze_rtc.models.attention import BlockConfig, RopeConfig
+from breeze_rtc.models.backbone import BackboneConfig
+from breeze_rtc.models.codec import SNAKE_KERNEL, CodecConfig
+from breeze_rtc.models.depth import DepthConfig
+from breeze_rtc.models.presets import ModelConfig
 from breeze_rtc.models.sampling import Sampling
-from breeze_rtc.models.speech_model import ByteFrontend, SpeechModel
+from breeze_rtc.models.speech_model import ByteFrontend, SpeechModel, TextFrontend
+from breeze_rtc.models.text_encoder import TextEncoderConfig
 
 SEED = 20_260_101
+BREEZE_REPOSITORY = "BreezeBlue/Breeze-TTS-2"
+BREEZE_LICENCE = (
+    "The weights of Breeze TTS 2 (RESONIA INC.) are under the BreezeBlue Research and Non-Commercial Licence: no commercial "
+    "use of the weights, of what is derived from them, or of sound made with them; serving them counts as commercial use."
+)
 
 
 def load(name_or_path: str) -> SpeechModel:
     """See `SpeechModel.load`."""
-    if name_or_path in {"tiny", "tiny-pointer"}:
-        return seeded(presets.tiny() if name_or_path == "tiny" else presets.tiny_pointer())
-    raise NotImplementedError
-
-
-def seeded(config: presets.ModelConfig, seed: int = SEED) -> SpeechModel:
-    """A model of random weights, the same for the same seed on every machine."""
-    model = SpeechModel(
-        config,
-        frontend=lambda _voice: ByteFrontend(whole=config.feed == "prefix"),
-        sampling=Sampling(temperature=0.9, depth_temperature=0.9, top_k=50, repetition_penalty=1.1),
+    if name_or_path == "tiny":
+        return seeded(presets.tiny())
+    if name_or_path == "tiny-pointer":
+        return seeded(presets.tiny_pointer())
+    if name_or_path == "nano":
+        folder = Path(str(files("breeze_rtc"))) / "voices" / "nano"
+    elif name_or_path == "breeze-tts-2":
+        folder = _hugging_face_folder(BREEZE_REPOSITORY)
+    else:
+        folder = Path(name_or_path)
+    config = _read_json(folder / "config.json")
+    kind = config.get("model_type")
+    if kind == "breeze_rtc":
+        return _load_own(folder, config)
+    if kind == "breeze":
+        return load_breeze(folder, config)
+    raise CheckpointError(
+        f"{folder / 'config.json'} is of model type {kind!r}; 'breeze' and 'breeze_rtc' can be loaded"
     )
+
+
+def seeded(config: ModelConfig, seed: int = SEED) -> SpeechModel:
+    """A model of random weights, the same for the same seed on every machine."""
+    model = SpeechModel(config, frontend=lambda _voice: ByteFrontend(whole=config.feed == "prefix"))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=parameter.shape[-1] ** -0.5, generator=generator)
+            elif name.endswith("bias"):
+                # Torch's own start values would differ from process to process.
+                parameter.zero_()
+        if model.pointer is not None:
+            model.pointer.start.normal_(generator=generator)
     return model
+
+
+class Weights:
+    """The tensors of one checkpoint: a single safetensors file, or an index and its shards."""
+
+    def __init__(self, folder: Path) -> None:
+        index = folder / "model.safetensors.index.json"
+        single = folder / "model.safetensors"
+        self._where: dict[str, Path] = {}
+        self._open: dict[Path, Any] = {}
+        if index.exists():
+            for name, shard in _get(_read_json(index), "weight_map", index).items():
+                self._where[name] = folder / shard
+        elif single.exists():
+            self._where = dict.fromkeys(self._file(single).keys(), single)
+        else:
+            raise CheckpointError(f"{folder} holds neither model.safetensors nor model.safetensors.index.json")
+        self._folder = folder
+
+    def _file(self, path: Path) -> Any:
+        if path not in self._open:
+            try:
+                self._open[path] = safe_open(path, framework="pt")
+            except FileNotFoundError as error:
+                raise CheckpointError(f"{path} is missing; download the checkpoint again") from error
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{path} is truncated or no safetensors file ({error})") from error
+        return self._open[path]
+
+    def names(self) -> list[str]:
+        return list(self._where)
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor by its name.  Raises CheckpointError when it is not there or has another shape."""
+        if name not in self._where:
+            raise CheckpointError(f"tensor {name} is missing from {self._folder}; expected shape {list(shape)}")
+        file = self._file(self._where[name])
+        try:
+            found = tuple(file.get_slice(name).get_shape())
+            if found != shape:
+                raise CheckpointError(f"tensor {name} has shape {list(found)}; expected {list(shape)}")
+            tensor: Tensor = file.get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"tensor {name} cannot be read from {self._where[name]}: {error}") from error
+        return tensor
+
+
+# ---- our own folders ---------------------------------------------------------------------------------------------------
+
+
+def _load_own(folder: Path, config: dict[str, Any]) -> SpeechModel:
+    """A folder as examples/nano_voice writes it.
+
+    config.json: {"model_type": "breeze_rtc", "preset": "nano", "vocab": symbols, "voices": [names], "sampling": {...}}.
+    """
+    path = folder / "config.json"
+    preset = _get(config, "preset", path)
+    if preset != "nano":
+        raise CheckpointError(f"{path} names the preset {preset!r}; only 'nano' is read from a folder")
+    model = SpeechModel(
+        presets.nano(vocab=int(_get(config, "vocab", path))),
+        frontend=_nano_frontend(folder),
+        voices=tuple(_get(config, "voices", path)),
+        sampling=Sampling(**_get(config, "sampling", path)),
+    )
+    weights = Weights(folder)
+    state = {name: weights.tensor(name, tuple(like.shape)) for name, like in model.state_dict().items()}
+    # Half precision on disk halves the wheel; a CPU computes in float32.
+    model.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in state.items()})
+    return model
+
+
+def _nano_frontend(folder: Path) -> Callable[[str], TextFrontend]:
+    # The front end's word lists are only needed, and only there, with these weights.
+    from breeze_rtc.models.pronunciation import Pronunciation
+
+    pronunciation = Pronunciation.load(folder)
+    return lambda _voice: pronunciation.frontend()
+
+
+# ---- Breeze TTS 2 --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where one of our tensors comes from: pieces by name and shape, and how they are put together."""
+
+    ours: str
+    pieces: tuple[tuple[str, tuple[int, ...]], ...]
+    join: Callable[[list[Tensor]], Tensor] = lambda pieces: pieces[0]
+
+
+def load_breeze(folder: Path, config: dict[str, Any] | None = None) -> SpeechModel:
+    """The published checkpoint.  Raises CheckpointError.
+
+    Weights keep the type they are stored in (bfloat16; the codec float32), but for the heads, which are widened once
+    because logits are computed in float32.
+    """
+    config = config or _read_json(folder / "config.json")
+    codec_folder = folder / "audio_tokenizer"
+    model_config = breeze_config(config, _read_json(codec_folder / "config.json"), folder)
+    tokenizer_path = folder / "tokenizer.json"
+    with torch.device("meta"):
+        # The tokenizer is read when the first stream opens: tests of the numbers have none.
+        model = SpeechModel(
+            model_config, frontend=_breeze_frontend(tokenizer_path), licence_note=BREEZE_LICENCE, sampling=Sampling()
+        )
+    state: dict[str, Tensor] = {}
+    for weights, sources in (
+        (Weights(folder), _breeze(model_config)),
+        (Weights(codec_folder), _breeze_codec(model_config.codec)),
+    ):
+        for source in sources:
+            state[source.ours] = source.join([weights.tensor(name, shape) for name, shape in source.pieces])
+    for name in ("backbone.output.weight", "depth.heads"):
+        state[name] = state[name].float()
+    model.load_state_dict(state, assign=True)
+    return model
+
+
+def _breeze_frontend(path: Path) -> Callable[[str], TextFrontend]:
+    tokenizers: list[Any] = []
+
+    def make(_voice: str) -> TextFrontend:
+        from breeze_rtc.models.prompt import PromptFrontend, Voice
+
+        if not tokenizers:
+            from tokenizers import Tokenizer
+
+            if not path.exists():
+                raise CheckpointError(f"{path} is missing; download the checkpoint again")
+            tokenizers.append(Tokenizer.from_file(str(path)))
+        return PromptFrontend(tokenizers[0], Voice())
+
+    return make
+
+
+def breeze_config(config: dict[str, Any], codec: dict[str, Any], folder: Path) -> ModelConfig:
+    """Our config from the published ones.  Raises CheckpointError for a missing key.
+
+    The rope, norm and length keys of the top level belong to the model the published code grew from: they are not read.
+    """
+    path = folder / "config.json"
+    text = _get(config, "text_encoder_config", path)
+    backbone = _get(config, "backbone_config", path)
+    depth = _get(config, "depth_decoder_config", path)
+    decoder = _get(codec, "decoder_config", folder / "audio_tokenizer" / "config.json")
+    vocab = _get(config, "vocab_size", path)
+    codes = _get(decoder, "codebook_size", path)
+    codebooks = _get(config, "num_codebooks", path)
+    upsample = tuple(_get(decoder, "upsampling_ratios", path))
+    rates = tuple(_get(decoder, "upsample_rates", path))
+    kinds = text.get("layer_types") or [
+        "full_attention" if (i + 1) % text.get("sliding_window_pattern", 6) == 0 else "sliding_attention"
+        for i in range(_get(text, "num_hidden_layers", path))
+    ]
+    block = _block(text, path, qk_norm=True)
+    if text.get("query_pre_attn_scalar", block.head_dim) != block.head_dim:
+        raise CheckpointError(f"{path}: query_pre_attn_scalar differs from head_dim, which this runtime does not know")
+    return ModelConfig(
+        name="breeze-tts-2",
+        feed="prefix",
+        text=TextEncoderConfig(
+            vocab=_get(text, "vocab_size", path),
+            block=block,
+            full_attention=tuple(kind == "full_attention" for kind in kinds),
+            window=_get(text, "sliding_window", path),
+            window_rope=_rope(text, path, "sliding_attention"),
+            full_rope=_rope(text, path, "full_attention"),
+            output=_get(config, "hidden_size", path),
+            own_vector_id=text.get("eoi_token_index", 256_000),
+        ),
+        backbone=BackboneConfig(
+            block=_block(backbone, path, qk_norm=True),
+            layers=_get(backbone, "num_hidden_layers", path),
+            rope=_rope(backbone, path),
+            classes=vocab + 1,
+        ),
+        depth=DepthConfig(
+            codebooks=codebooks,
+            vocab=vocab,
+            embedding=_get(config, "audio_embed_size", path),
+            block=_block(depth, path),
+            layers=_get(depth, "num_hidden_layers", path),
+            rope=_rope(depth, path),
+        ),
+        codec=CodecConfig(
+            codebooks=codebooks,
+            codes=codes,
+            code_dim=_get(decoder, "codebook_dim", path) // 2,
+            mixed=_get(decoder, "codebook_dim", path),
+            latent=_get(decoder, "latent_dim", path),
+            block=_block(decoder, path),
+            layers=_get(decoder, "num_hidden_layers", path),
+            rope=_rope(decoder, path),
+            window=_get(decoder, "sliding_window", path),
+            upsample=upsample,
+            expansion=4,
+            head="snake",
+            sample_rate=codec.get("output_sample_rate", 24_000),
+            frame_samples=math.prod(upsample + rates),
+            decoder=_get(decoder, "decoder_dim", path),
+            rates=rates,
+        ),
+        end_class=vocab,
+        reserved=(codes, vocab - 1) if codes < vocab else None,
+        max_positions=2048,
+    )
+
+
+def _block(config: dict[str, Any], path: Path, *, qk_norm: bool = False) -> BlockConfig:
+    hidden = _get(config, "hidden_size", path)
+    heads = _get(config, "num_attention_heads", path)
+    return BlockConfig(
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_get(config, "num_key_value_heads", path),
+        head_dim=config.get("head_dim") or hidden // heads,
+        ffn=_get(config, "intermediate_size", path),
+        eps=_get(config, "rms_norm_eps", path),
+        qk_norm=qk_norm,
+    )
+
+
+def _rope(config: dict[str, Any], path: Path, layer_type: str = "") -> RopeConfig:
+    """The rope of one part, as transformers 5 writes it (`rope_parameters`) or as 4 did."""
+    values = config.get("rope_parameters")
+    if values and layer_type:
+        values = _get(values, layer_type, path)
+    if not values:
+        theta_key = "rope_local_base_freq" if layer_type == "sliding_attention" else "rope_theta"
+        scaling = {} if layer_type == "sliding_attention" else config.get("rope_scaling") or {}
+        values = {**scaling, "rope_theta": _get(config, theta_key, path)}
+    kind = values.get("rope_type") or values.get("type") or "default"
+    theta = float(_get(values, "rope_theta", path))
+    if kind == "default":
+        return RopeConfig(theta)
+    if kind == "linear":
+        return RopeConfig(theta, factor=float(_get(values, "factor", path)))
+    if kind == "llama3":
+        return RopeConfig(
+            theta,
+            factor=float(_get(values, "factor", path)),
+            low=float(_get(values, "low_freq_factor", path)),
+            high=float(_get(values, "high_freq_factor", path)),
+            original_length=int(_get(values, "original_max_position_embeddings", path)),
+        )
+    raise CheckpointError(f"{path}: rope type {kind!r} is not known")
+
+
+def _concat(pieces: list[Tensor]) -> Tensor:
+    return torch.cat(pieces)
+
+
+def _attention(ours: str, theirs: str, c: BlockConfig) -> Iterator[_Source]:
+    q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    shapes = {"q_proj": (q, c.hidden), "k_proj": (kv, c.hidden), "v_proj": (kv, c.hidden)}
+    pieces = tuple((f"{theirs}.self_attn.{name}.weight", shape) for name, shape in shapes.items())
+    yield _Source(f"{ours}.attention.qkv.weight", pieces, _concat)
+    yield _Source(f"{ours}.attention.out.weight", ((f"{theirs}.self_attn.o_proj.weight", (c.hidden, q)),))
+    if c.qk_norm:
+        yield _Source(f"{ours}.attention.q_norm", ((f"{theirs}.self_attn.q_norm.weight", (c.head_dim,)),))
+        yield _Source(f"{ours}.attention.k_norm", ((f"{theirs}.self_attn.k_norm.weight", (c.head_dim,)),))
+    gate_up = tuple((f"{theirs}.mlp.{name}.weight", (c.ffn, c.hidden)) for name in ("gate_proj", "up_proj"))
+    yield _Source(f"{ours}.mlp.gate_up.weight", gate_up, _concat)
+    yield _Source(f"{ours}.mlp.down.weight", ((f"{theirs}.mlp.down_proj.weight", (c.hidden, c.ffn)),))
+
+
+def _blocks(ours: str, theirs: str, c: BlockConfig, layers: int) -> Iterator[_Source]:
+    """Pre-norm layers and the norm after them."""
+    for n in range(layers):
+        yield from _attention(f"{ours}.layers.{n}", f"{theirs}.layers.{n}", c)
+        for norm, name in (("attention_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm")):
+            yield _Source(f"{ours}.layers.{n}.{norm}.weight", ((f"{theirs}.layers.{n}.{name}.weight", (c.hidden,)),))
+    yield _Source(f"{ours}.norm.weight", ((f"{theirs}.norm.weight", (c.hidden,)),))
+
+
+def _breeze(config: ModelConfig) -> Iterator[_Source]:
+    """Everything but the codec."""
+    text, backbone, depth = config.text, config.backbone, config.depth
+    hidden = text.block.hidden
+    yield _Source("text.embedding.weight", (("text_encoder.embed_tokens.weight", (text.vocab, hidden)),))
+    yield _Source("text.own_vector", (("text_encoder.embed_tokens.eoi_embedding", (hidden,)),))
+    norms = {
+        "attention_norm": "pre_self_attn_layernorm",
+        "attention_post_norm": "post_self_attn_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    }
+    for n in range(len(text.full_attention)):
+        yield from _attention(f"text.layers.{n}", f"text_encoder.layers.{n}", text.block)
+        for ours, theirs in norms.items():
+            yield _Source(f"text.layers.{n}.{ours}.weight", ((f"text_encoder.layers.{n}.{theirs}.weight", (hidden,)),))
+    yield _Source("text.norm.weight", (("text_encoder.norm.weight", (hidden,)),))
+    yield _Source("text.projection.weight", (("text_encoder_proj.weight", (text.output, hidden)),))
+    yield from _blocks("backbone", "backbone_model", backbone.block, backbone.layers)
+    yield _Source("backbone.output.weight", (("lm_head.weight", (backbone.classes, backbone.block.hidden)),))
+    width = depth.block.hidden
+    table = (depth.codebooks * depth.vocab, depth.embedding)
+    heads = (depth.codebooks - 1, width, depth.vocab)
+    yield _Source("depth.table.weight", (("depth_decoder.model.embed_tokens.weight", table),))
+    projection = ("depth_decoder.model.inputs_embeds_projector.weight", (width, depth.embedding))
+    yield _Source("depth.projection.weight", (projection,))
+    yield from _blocks("depth", "depth_decoder.model", depth.block, depth.layers)
+    yield _Source("depth.heads", (("depth_decoder.codebooks_head.weight", heads),))
+
+
+def _conv(ours: str, theirs: str, inputs: int, outputs: int, kernel: int) -> Iterator[_Source]:
+    """A published convolution (outputs, inputs, kernel) as a matrix over taps."""
+    yield _Source(
+        f"{ours}.weight",
+        ((f"{theirs}.weight", (outputs, inputs, kernel)),),
+        lambda pieces: pieces[0].permute(0, 2, 1).reshape(outputs, kernel * inputs),
+    )
+    yield _Source(f"{ours}.bias", ((f"{theirs}.bias", (outputs,)),))
+
+
+def _upsample(ours: str, theirs: str, inputs: int, outputs: int, stride: int, *, overlap: bool) -> Iterator[_Source]:
+    """A published transposed convolution (inputs, outputs, kernel): tap j of the current step makes phase j, tap
+    stride + j is what the previous step adds to it."""
+    kernel = 2 * stride if overlap else stride
+
+    def join(pieces: list[Tensor]) -> Tensor:
+        taps = pieces[0].permute(2, 1, 0)
+        both = torch.cat((taps[stride:], taps[:stride]), -1) if overlap else taps
+        return both.reshape(stride * outputs, -1)
+
+    yield _Source(f"{ours}.weight", ((f"{theirs}.weight", (inputs, outputs, kernel)),), join)
+    yield _Source(f"{ours}.bias", ((f"{theirs}.bias", (outputs,)),))
+
+
+def _linear(ours: str, theirs: str, inputs: int, outputs: int) -> Iterator[_Source]:
+    yield _Source(f"{ours}.weight", ((f"{theirs}.weight", (outputs, inputs)),))
+    yield _Source(f"{ours}.bias", ((f"{theirs}.bias", (outputs,)),))
+
+
+def _snake(ours: str, theirs: str, channels: int) -> Iterator[_Source]:
+    for name in ("alpha", "beta"):
+        yield _Source(f"{ours}.{name}", ((f"{theirs}.{name}", (channels,)),))
+
+
+def _breeze_codec(c: CodecConfig) -> Iterator[_Source]:
+    """The decoder of the codec's own checkpoint."""
+    books = [("rvq_first", 0)] + [("rvq_rest", n) for n in range(c.codebooks - 1)]
+    stored: list[tuple[str, tuple[int, ...]]] = []
+    for group, n in books:
+        book = f"decoder.quantizer.{group}.vq.layers.{n}._codebook"
+        stored += [(f"{book}.embedding_sum", (c.codes, c.code_dim)), (f"{book}.cluster_usage", (c.codes,))]
+
+    def means(pieces: list[Tensor]) -> Tensor:
+        # Stored as the sum of the vectors that fell into an entry, and their number.
+        pairs = zip(pieces[::2], pieces[1::2], strict=True)
+        return torch.stack([total / usage.clamp(min=1e-5)[:, None] for total, usage in pairs])
+
+    yield _Source("codec.codebooks", tuple(stored), means)
+    for ours, group in (("mix_first", "rvq_first"), ("mix_rest", "rvq_rest")):
+        name = f"decoder.quantizer.{group}.output_proj.weight"
+        yield _Source(f"codec.{ours}.weight", ((name, (c.mixed, c.code_dim, 1)),), lambda pieces: pieces[0].squeeze(-1))
+    yield from _conv("codec.before", "decoder.pre_conv.conv", c.mixed, c.latent, 3)
+    hidden = c.block.hidden
+    yield from _linear("codec.enter", "decoder.pre_transformer.input_proj", c.latent, hidden)
+    yield from _linear("codec.leave", "decoder.pre_transformer.output_proj", hidden, c.latent)
+    yield from _blocks("codec", "decoder.pre_transformer", c.block, c.layers)
+    for n in range(c.layers):
+        for ours, theirs in (("attention_scale", "self_attn_layer_scale"), ("mlp_scale", "mlp_layer_scale")):
+            name = f"decoder.pre_transformer.layers.{n}.{theirs}.scale"
+            yield _Source(f"codec.layers.{n}.{ours}", ((name, (hidden,)),))
+    for n, factor in enumerate(c.upsample):
+        theirs = f"decoder.upsample.{n}"
+        yield from _upsample(f"codec.upsamplers.{n}", f"{theirs}.0.conv", c.latent, c.latent, factor, overlap=False)
+        ours = f"codec.refiners.{n}"
+        yield _Source(
+            f"{ours}.depthwise.weight",
+            ((f"{theirs}.1.dwconv.conv.weight", (c.latent, 1, 7)),),
+            lambda pieces: pieces[0].squeeze(1).t().contiguous(),
+        )
+        yield _Source(f"{ours}.depthwise.bias", ((f"{theirs}.1.dwconv.conv.bias", (c.latent,)),))
+        yield _Source(f"{ours}.norm.weight", ((f"{theirs}.1.norm.weight", (c.latent,)),))
+        yield _Source(f"{ours}.norm.bias", ((f"{theirs}.1.norm.bias", (c.latent,)),))
+        yield from _linear(f"{ours}.expand", f"{theirs}.1.pwconv1", c.latent, c.latent * c.expansion)
+        yield from _linear(f"{ours}.shrink", f"{theirs}.1.pwconv2", c.latent * c.expansion, c.latent)
+        yield _Source(f"{ours}.scale", ((f"{theirs}.1.gamma", (c.latent,)),))
+    yield from _conv("codec.snake_head.first", "decoder.decoder.0.conv", c.latent, c.decoder, SNAKE_KERNEL)
+    width = c.decoder
+    for n, rate in enumerate(c.rates):
+        ours, theirs = f"codec.snake_head.stages.{n}", f"decoder.decoder.{n + 1}.block"
+        yield from _snake(f"{ours}.snake", f"{theirs}.0", width)
+        yield from _upsample(f"{ours}.upsample", f"{theirs}.1.conv", width, width // 2, rate, overlap=True)
+        width //= 2
+        for unit in range(3):
+            yield from _snake(f"{ours}.units.{unit}.first_snake", f"{theirs}.{unit + 2}.act1", width)
+            yield from _snake(f"{ours}.units.{unit}.second_snake", f"{theirs}.{unit + 2}.act2", width)
+            yield from _conv(
+                f"{ours}.units.{unit}.first", f"{theirs}.{unit + 2}.conv1.conv", width, width, SNAKE_KERNEL
+            )
+            yield from _conv(f"{ours}.units.{unit}.second", f"{theirs}.{unit + 2}.conv2.conv", width, width, 1)
+    last = len(c.rates) + 1
+    yield from _snake("codec.snake_head.snake", f"decoder.decoder.{last}", width)
+    yield from _conv("codec.snake_head.last", f"decoder.decoder.{last + 1}.conv", width, 1, SNAKE_KERNEL)
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------------
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing; is that the folder of a checkpoint?") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not readable JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return content
+
+
+def _get(config: dict[str, Any], key: str, path: Path) -> Any:
+    if key not in config:
+        raise CheckpointError(f"{path} lacks {key}")
+    return config[key]
+
+
+def _hugging_face_folder(repository: str) -> Path:
+    """The newest snapshot of a repository in the Hugging Face cache.  Raises CheckpointError when there is none."""
+    cache = os.environ.get("HF_HUB_CACHE")
+    home = os.environ.get("HF_HOME")
+    base = Path(cache) if cache else (Path(home) if home else Path.home() / ".cache" / "huggingface") / "hub"
+    snapshots = base / f"models--{repository.replace('/', '--')}" / "snapshots"
+    found = sorted(snapshots.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise CheckpointError(
+            f"{repository} is not in the Hugging Face cache ({base}): run 'hf download {repository}', or give its folder"
+        )
+    return found[-1].parent

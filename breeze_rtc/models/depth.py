@@ -72,7 +72,7 @@ class DepthDecoder(nn.Module):
             torch.empty(c.codebooks - 1, c.block.hidden, c.vocab).normal_(std=c.block.hidden**-0.5)
         )
         self.rope = Rope(c.block.head_dim, c.rope)
-        self.register_buffer("offsets", torch.arange(c.codebooks) * c.vocab, persistent=False)
+        self.register_buffer("offsets", torch.arange(c.codebooks, device="cpu") * c.vocab, persistent=False)
 
     def embed_frame(self, codes: Tensor) -> Tensor:
         """codes (..., K) int64 -> (..., embedding): the sum of the codebooks' rows of the shared table."""
