@@ -518,11 +518,10 @@ def _why_not(error: OSError, host: str, port: int) -> str:
     return f"cannot listen on {host}:{port}: {error.strerror or error}"
 
 
-async def serve(server: VoiceServer, address: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM.  Raises what keeps the engine from starting."""
-    # Its life is held here and not by uvicorn, which would print a traceback of what is a plain sentence.
-    async with server.lifespan():
-        config = uvicorn.Config(
+def http_server(server: VoiceServer) -> uvicorn.Server:
+    """uvicorn with our limits; the server's life is held outside, for uvicorn prints tracebacks of plain sentences."""
+    return uvicorn.Server(
+        uvicorn.Config(
             create_app(server, has_lifespan=False),
             lifespan="off",
             log_config=None,
@@ -531,7 +530,13 @@ async def serve(server: VoiceServer, address: socket.socket) -> None:
             ws_ping_timeout=10.0,
             timeout_graceful_shutdown=3,
         )
-        await uvicorn.Server(config).serve(sockets=[address])
+    )
+
+
+async def serve(server: VoiceServer, address: socket.socket) -> None:
+    """Serve until SIGINT or SIGTERM.  Raises what keeps the engine from starting."""
+    async with server.lifespan():
+        await http_server(server).serve(sockets=[address])
 
 
 def run(server: VoiceServer, *, host: str = "127.0.0.1", port: int = 8000) -> None:

@@ -40,6 +40,7 @@ MAX_REFUSED = 50
 MAX_MESSAGES_PER_S = 200
 _STATS_S = 0.2
 _CLOSE_S = 5.0
+_REFUSE_S = 0.5
 
 _SAY: dict[str, Callable[[dict[str, Any]], str]] = {
     "speech": lambda m: signaling.speech(m["stream"], m["text"]),
@@ -94,7 +95,8 @@ class PageCall:
         self._end_code = 1000
         self._end_reason = "the page left"
         self._has_offer = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._last_word_at = self._clock.now()
+        self._answering: set[asyncio.Task[None]] = set()
         # For the figures: when the agent got its turn, and which streams answer it.
         self._turn_at: int | None = None
         self._answer_stream: int | None = None
@@ -145,15 +147,18 @@ class PageCall:
         try:
             self._hello()
             async with asyncio.TaskGroup() as group:
-                self._tasks = [
+                tasks = [
                     group.create_task(self._write()),
                     group.create_task(self._read(group)),
                     group.create_task(self._watch_peer()),
                     group.create_task(self._measure()),
                 ]
                 await self.closed.wait()
-                # The conversation sees the end by itself and cleans up behind it.
-                for task in self._tasks:
+                # The conversation sees the end by itself and cleans up behind it.  An offer that is being refused ends
+                # the call, and its reason must still be told.
+                if self._answering:
+                    await asyncio.wait(self._answering, timeout=_REFUSE_S)
+                for task in [*tasks, *self._answering]:
                     task.cancel()
         except* Exception as errors:
             log.error("a call failed", exc_info=errors)
@@ -232,18 +237,15 @@ class PageCall:
         second, count = 0, 0
         while True:
             try:
-                async with asyncio.timeout(self._silent_page_s if self._has_offer else NO_OFFER_S):
-                    message = await self._socket.receive()
-            except TimeoutError:
-                self.end(1001, "no word from the page for too long")
-                return
+                message = await self._socket.receive()
             except RuntimeError:  # Starlette's word for a socket that is already closed.
                 self.end(1000, "the page left")
                 return
             if message["type"] == "websocket.disconnect":
                 self.end(1000, "the page left")
                 return
-            now_second = self._clock.now() // SECOND
+            self._last_word_at = self._clock.now()
+            now_second = self._last_word_at // SECOND
             second, count = now_second, count + 1 if now_second == second else 1
             if count > MAX_MESSAGES_PER_S:
                 self.end(1008, f"more than {MAX_MESSAGES_PER_S} messages in a second")
@@ -261,7 +263,9 @@ class PageCall:
     def _act(self, message: signaling.Message | None, group: asyncio.TaskGroup) -> None:
         match message:
             case signaling.Offer():
-                self._tasks.append(group.create_task(self._answer(message, group)))
+                answering = group.create_task(self._answer(message, group))
+                self._answering.add(answering)
+                answering.add_done_callback(self._answering.discard)
             case signaling.Text():
                 if not self._has_offer:
                     raise PeerError("no_offer", "a turn came before the offer", "Send the offer first.")
@@ -304,6 +308,9 @@ class PageCall:
         while True:
             await asyncio.sleep(_STATS_S)
             now = self._clock.now()
+            if now - self._last_word_at > (self._silent_page_s if self._has_offer else NO_OFFER_S) * SECOND:
+                self.end(1001, "no word from the page for too long")
+                return
             stats = self._webrtc.stats()
             self._count_gaps()
             self._follow_first_sound(now)

@@ -83,12 +83,7 @@ def _voice(model: str) -> Finding:
         loaded = SpeechModel.load(model)
     except BreezeError as error:
         return Finding("voice", False, model, str(error))
-    count = sum(
-        parameter.numel()
-        for part in vars(loaded).values()
-        if hasattr(part, "parameters")
-        for parameter in part.parameters()
-    )
+    count = sum(parameter.numel() for parameter in loaded.parameters())
     return Finding("voice", True, f"{model}, {count / 1e6:.1f} M parameters")
 
 

@@ -1,0 +1,304 @@
+"""Whole calls: real sockets, a real peer, an engine that hums."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from page import Hall, Page, serving, until
+from python_listener import Microphone
+from speech import spoken
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from breeze_rtc.agent.session import AgentSession, Callbacks, UserTurn
+
+
+async def enter(session: AgentSession) -> AsyncGenerator[str, None]:
+    yield "hello there"
+
+
+async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+    if turn.text == "bye":
+        yield "good bye"
+        await session.close()
+    else:
+        yield f"you said {turn.text}"
+
+
+TALKS = Callbacks(on_enter=enter, on_user_turn=reply)
+STORY = " ".join(["word"] * 60)
+
+
+@pytest.fixture
+async def hall() -> AsyncIterator[Hall]:
+    async with serving(TALKS) as hall:
+        yield hall
+        await hall.is_free()
+
+
+async def said(page: Page, text: str) -> dict[str, Any]:
+    """The end of the stream whose text is `text`."""
+    speech = await page.one("speech", lambda message: message["text"] == text)
+    return await page.one("speech_end", lambda message: message["stream"] == speech["stream"])
+
+
+async def test_a_call_greets_answers_and_says_goodbye(hall: Hall) -> None:
+    """Hello first; each speech is heard to its last word; the goodbye is heard before the agent hangs up."""
+    async with hall.page() as page:
+        await page.call()
+        assert page.messages[0]["type"] == "hello"
+        assert page.messages[0]["model"] == "tones"
+        assert page.messages[0]["listens"] is False
+        assert page.messages[0]["listen_fix"]
+        end = await said(page, "hello there")
+        assert (end["interrupted"], end["chars"]) == (False, len("hello there"))
+        await page.type("ping")
+        await said(page, "you said ping")
+        stats = await page.one("stats", lambda message: message["first_sound_ms"] is not None)
+        assert 0 < stats["first_sound_ms"] < 5_000
+        await page.one("heard", lambda message: message["chars"] == len("you said"))
+        await page.type("bye")
+        end = await said(page, "good bye")
+        assert end["chars"] == len("good bye")
+        await page.ended()
+        assert (page.close_code, page.close_reason) == (1000, "the agent ended the call")
+        loud = [heard for heard in page.listener.heard if np.abs(heard.pcm.astype(int)).max() > 3_000]
+        # Seven words of 0.4 s, in frames of 20 ms.
+        assert len(loud) == pytest.approx(7 * 20, abs=10)
+        assert hall.engine.reports > 5
+
+
+async def test_the_button_stops_the_speech(hall: Hall) -> None:
+    """The page is told to flush, confirms, and the words heard are a part of the text; the waste is counted."""
+    async with hall.page() as page:
+        await page.call()
+        await page.type(STORY)
+        speech = await page.one("speech", lambda message: "word word" in message["text"])
+        await page.one("heard", lambda message: message["stream"] == speech["stream"] and message["chars"] > 20)
+        await page.send(type="interrupt")
+        end = await page.one("speech_end", lambda message: message["stream"] == speech["stream"])
+        assert end["interrupted"]
+        assert 20 <= end["chars"] < len(speech["text"]) - 100
+        assert page.all("flush")
+        stats = await page.one("stats", lambda message: message["stop_ms"] is not None)
+        assert 0 <= stats["stop_ms"] < 2_000
+        await page.one("state", lambda message: message["state"] == "listening")
+        assert hall.server.metrics.wasted._value.get() > 0.3
+
+
+async def test_a_turn_while_the_agent_speaks_cuts_it(hall: Hall) -> None:
+    """Typing interrupts; the next answer is spoken to its end."""
+    async with hall.page() as page:
+        await page.call()
+        await page.type(STORY)
+        await page.one("heard", lambda message: message["chars"] > 10)
+        await page.type("next")
+        assert not (await said(page, "you said next"))["interrupted"]
+        assert (await said(page, f"you said {STORY}"))["interrupted"]
+
+
+async def test_speech_from_the_microphone_interrupts_and_is_answered() -> None:
+    """Real packets, the real voice activity model, and a recogniser that was told what it hears."""
+    speech = spoken("stop now, and listen to me please", rate=48_000)
+    sound = np.concatenate([np.zeros(2 * 48_000), speech, np.zeros(48_000)])
+
+    class Ears:
+        heard_s = 0.0
+
+        async def transcribe(self, samples: np.ndarray) -> str:
+            self.heard_s = len(samples) / 16_000
+            return "stop now"
+
+    async def enter_long(session: AgentSession) -> AsyncGenerator[str, None]:
+        yield STORY
+
+    async with serving(Callbacks(on_enter=enter_long, on_user_turn=reply)) as hall:
+        hall.server._listener = ears = Ears()  # type: ignore[assignment]
+        async with hall.page(microphone=Microphone((sound * 32_767 * 0.8).astype(np.int16))) as page:
+            await page.call()
+            assert (await said(page, STORY))["interrupted"]
+            assert (await page.one("user"))["text"] == "stop now"
+            assert not (await said(page, "you said stop now"))["interrupted"]
+            assert len(speech) / 48_000 < ears.heard_s < len(speech) / 48_000 + 1.2
+        hall.server._listener = None
+        await hall.is_free()
+
+
+async def test_bad_messages_are_answered_and_the_call_goes_on(hall: Hall) -> None:
+    """Each has an error code; none ends the call, and the next turn is spoken."""
+    bad: list[tuple[str | bytes, str]] = [
+        ("{", "not_json"),
+        ("[]", "not_an_object"),
+        ("{}", "no_type"),
+        (b"\xff\xfe", "not_json"),
+        ('{"type": "text"}', "missing_field"),
+        ('{"type": "text", "text": ""}', "empty_text"),
+        ('{"type": "text", "text": 7}', "bad_field"),
+        (json.dumps({"type": "text", "text": "x" * 20_000}), "text_too_long"),
+        ('{"type": "text", "text": "\\ud800"}', "bad_field"),
+        ('{"type": "ping", "id": 1, "t_ms": NaN}', "not_finite"),
+        ('{"type": "offer", "sdp": "v=0", "microphone": false}', "offer_malformed"),
+    ]
+    async with hall.page() as page:
+        await page.call()
+        for raw, code in bad:
+            await page.socket.send(raw)
+            before = len(page.all("error"))
+            await until(lambda before=before: len(page.all("error")) > before)  # type: ignore[misc]
+            assert page.all("error")[-1]["code"] == code
+            assert page.all("error")[-1]["message"]
+        await page.send(type="a message of tomorrow")
+        for text in ("emoji 👩‍🚀🎉", "שלום עולם", "nul \0 inside", "\u202eright to left"):
+            await page.type(text)
+            await said(page, f"you said {text}")
+
+
+async def test_a_second_offer_is_refused_and_the_first_call_goes_on(hall: Hall) -> None:
+    """One socket, one call."""
+    async with hall.page() as page:
+        await page.call()
+        sdp = page.listener.peer.localDescription.sdp
+        await page.send(type="offer", sdp=sdp, microphone=False)
+        assert (await page.one("error"))["code"] == "second_offer"
+        await page.type("still there")
+        assert not (await said(page, "you said still there"))["interrupted"]
+
+
+async def test_a_bad_offer_ends_the_call_with_its_reason(hall: Hall) -> None:
+    """An offer that looks like one and cannot be read: the page is told, and nothing is left."""
+    async with hall.page() as page:
+        await page.one("hello")
+        sdp = (await page.listener.offer()).sdp.replace("a=setup:actpass", "a=setup:nonsense")
+        await page.send(type="offer", sdp=sdp, microphone=False)
+        assert (await page.one("error"))["code"] == "offer_malformed"
+        await page.ended()
+        assert page.close_reason == "offer refused"
+
+
+async def test_a_turn_before_the_offer_is_an_error(hall: Hall) -> None:
+    """There is nobody to speak to yet."""
+    async with hall.page() as page:
+        await page.type("too early")
+        assert (await page.one("error"))["code"] == "no_offer"
+
+
+@pytest.mark.parametrize("size", [70_000, 1_000_000])
+async def test_an_oversized_message_ends_the_call(hall: Hall, size: int) -> None:
+    """It is refused before it is read; nothing is left behind."""
+    async with hall.page() as page:
+        await page.one("hello")
+        await page.socket.send("x" * size)
+        await page.ended()
+        assert page.close_code == 1009
+
+
+async def test_a_flood_of_messages_ends_the_call(hall: Hall) -> None:
+    """A page that talks without end is hung up on."""
+    async with hall.page() as page:
+        await page.one("hello")
+        with suppress(ConnectionClosed):
+            for at in range(20_000):
+                await page.send(type="ping", id=at, t_ms=0.0)
+                await asyncio.sleep(0)
+        await page.ended()
+        assert page.close_code == 1008
+
+
+async def test_a_page_that_vanishes_frees_everything_and_disturbs_nobody(hall: Hall) -> None:
+    """Mid-speech, without a goodbye: its stream is cancelled; the call beside it is spoken to its end."""
+    async with hall.page() as other:
+        await other.call()
+        await said(other, "hello there")
+        async with hall.page() as page:
+            await page.call()
+            await page.type(STORY)
+            await page.one("heard", lambda message: message["chars"] > 10)
+            await other.type("one two three four five six seven")
+            await page.listener.vanish()
+            page.socket.transport.abort()
+            await until(lambda: len(hall.server._calls) == 1)
+            cut = next(speech for speech in hall.engine.speeches if STORY in speech.text)
+            assert cut.is_cancelled
+        assert not (await said(other, "you said one two three four five six seven"))["interrupted"]
+        assert all(stats["gaps"] == 0 for stats in other.all("stats"))
+
+
+async def test_a_stage_that_raises_is_an_error_message(hall: Hall) -> None:
+    """The page learns which stage failed; the next turn is spoken."""
+    async with hall.page() as page:
+        await page.call()
+        await page.type("BOOM goes the stage")
+        error = await page.one("error")
+        assert error["code"] == "StepFailed"
+        assert "depth" in error["message"]
+        await page.type("and now")
+        assert not (await said(page, "you said and now"))["interrupted"]
+
+
+async def test_an_engine_that_died_is_said(hall: Hall) -> None:
+    """While it starts again turns are refused in words; afterwards they are spoken."""
+    async with hall.page() as page:
+        await page.call()
+        await said(page, "hello there")
+        hall.engine.is_running = False
+        await page.type("anybody")
+        assert (await page.one("error"))["code"] == "EngineClosed"
+        hall.engine.is_running = True
+        await page.type("again")
+        assert not (await said(page, "you said again"))["interrupted"]
+
+
+async def test_a_half_dead_page_is_let_go() -> None:
+    """A socket that is open and says nothing does not hold its line."""
+    async with serving(TALKS, silent_page_s=0.5) as hall, hall.page() as page:
+        await page.one("hello")
+        offer = await page.listener.offer()
+        await page.send(type="offer", sdp=offer.sdp, microphone=False)
+        await page.ended()
+        assert page.close_reason == "no word from the page for too long"
+        await hall.is_free()
+
+
+async def test_another_site_may_not_call() -> None:
+    """A browser's origin must be the server's own, or one that was allowed."""
+    async with serving(TALKS, allowed_origins=["https://friend.example"]) as hall:
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(hall.ws, origin="https://evil.example")  # type: ignore[arg-type]
+        assert refused.value.response.status_code == 403
+        for origin in (hall.http, "https://friend.example", None):
+            async with connect(hall.ws, origin=origin) as socket:  # type: ignore[arg-type]
+                assert json.loads(await socket.recv())["type"] == "hello"
+        await hall.is_free()
+
+
+async def test_the_last_line_is_the_last() -> None:
+    """One call too many is told so, and the next is taken when a line is free."""
+    async with serving(TALKS, max_calls=1) as hall:
+        async with connect(hall.ws) as first:
+            await first.recv()
+            async with connect(hall.ws) as second:
+                refused = json.loads(await second.recv())
+                assert (refused["type"], refused["code"]) == ("error", "too_many_calls")
+                with pytest.raises(ConnectionClosed) as closed:
+                    await second.recv()
+                assert closed.value.rcvd is not None
+                assert closed.value.rcvd.code == 1013
+        await hall.is_free()
+        async with connect(hall.ws) as third:
+            assert json.loads(await third.recv())["type"] == "hello"
+        await hall.is_free()
+
+
+async def test_a_server_that_stops_ends_its_calls() -> None:
+    """Nothing hangs, and the page's socket is closed."""
+    async with serving(TALKS) as hall:
+        socket = await connect(hall.ws)
+        await socket.recv()
+    await asyncio.wait_for(socket.wait_closed(), 10)
+    assert socket.close_code is not None
