@@ -82,7 +82,10 @@ class _Utterance:
     def __init__(self, frontend: TextFrontend, encoder: SpeechEncoder) -> None:
         self.frontend = frontend
         self.encoder = encoder
-        # Text not yet given to the front end, in the pieces it was pushed in.
+        # White space before the first word: what consists of nothing else is not spoken, whatever the front end thinks.
+        self.blank = ""
+        self.has_words = False
+        # Text not yet given to the front end, in slices.
         self.text: deque[str] = deque()
         # The other side has said that no more text comes; the front end hears it after the last piece.
         self.has_all_text = False
@@ -92,6 +95,14 @@ class _Utterance:
         # Held because too much is unread; and the last word of the listener, repeated when the hold ends.
         self.is_held = False
         self.report: PlaybackReport | None = None
+
+    def add(self, text: str) -> None:
+        """Take more text for the front end."""
+        if not self.has_words:
+            text = self.blank = self.blank + text
+            self.has_words = bool(text.strip())
+        if self.has_words:
+            self.text.extend(text[at : at + TEXT_SLICE_CHARS] for at in range(0, len(text), TEXT_SLICE_CHARS))
 
 
 class Driver:
@@ -176,8 +187,9 @@ class Driver:
             return
         match message:
             case Text(_, text):
-                utterance.text.extend(text[at : at + TEXT_SLICE_CHARS] for at in range(0, len(text), TEXT_SLICE_CHARS))
-                self._will_feed(stream)
+                utterance.add(text)
+                if utterance.text:
+                    self._will_feed(stream)
             case EndText():
                 utterance.has_all_text = True
                 self._will_feed(stream)

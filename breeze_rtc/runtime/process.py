@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import select
 import socket
 import sys
@@ -194,6 +195,9 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="breeze_rtc engine: %(message)s")
     serve(socket.socket(fileno=int(sys.argv[1])))
+    # Everything is closed and said; torch would take a second to be taken apart, and whoever closed the engine waits.
+    logging.shutdown()
+    os._exit(0)
 
 
 if __name__ == "__main__":

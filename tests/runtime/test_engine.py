@@ -1,4 +1,4 @@
-"""The asyncio face in front of a tone, in a thread; `test_engine_process` has a real model, in a process."""
+"""The asyncio face in front of a tone, in a thread; `test_process` has a real model, in a process."""
 
 from __future__ import annotations
 
