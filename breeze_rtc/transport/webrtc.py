@@ -164,6 +164,7 @@ class WebRtcCall:
         self._peer.on("connectionstatechange", self._on_connection_state)
         self._peer.on("track", self._on_track)
         self._track = SlotTrack(self.sink, self._clock, self._on_slot)
+        self._track.on("ended", self._on_track_ended)
         self._transceiver: RTCRtpTransceiver = self._peer.addTransceiver(self._track, direction="sendrecv")
         capabilities = RTCRtpSender.getCapabilities("audio").codecs
         self._transceiver.setCodecPreferences([codec for codec in capabilities if codec.mimeType == "audio/opus"])
@@ -295,6 +296,9 @@ class WebRtcCall:
             self._closing = asyncio.create_task(self._close())
 
     async def _close(self) -> None:
+        # aiortc tells of both ends in the same way; the path under them knows which it was.
+        if self.close_reason == "peer left" and self._transceiver.receiver.transport.transport.state == "failed":
+            self.close_reason = "connection lost"
         try:
             for task in self._tasks:
                 task.cancel()
@@ -342,6 +346,12 @@ class WebRtcCall:
             self._begin_close("connection failed" if not self.connected.is_set() else "connection lost")
         elif state == "closed":
             self._begin_close("peer left")
+
+    def _on_track_ended(self) -> None:
+        # aiortc ends the track when it cannot send any more, and nothing can start it again: a call that stays silent
+        # is over.  Mostly the peer has said goodbye; else its sender failed, and has logged why.
+        is_gone = self._transceiver.sender.transport.state in {"closed", "failed"}
+        self._begin_close("peer left" if is_gone else "sending failed")
 
     def _on_track(self, track: MediaStreamTrack) -> None:
         _shorten_jitter_buffer(self._transceiver.receiver)

@@ -371,6 +371,29 @@ async def test_a_call_whose_peer_vanished_closes_cleanly() -> None:
         assert talk.call.close_reason == "socket closed"
 
 
+async def test_a_listener_whose_network_is_gone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No goodbye and no answer to our checks: the call ends by itself, though the socket may still be open."""
+    monkeypatch.setattr("aioice.ice.CONSENT_INTERVAL", 0.05)
+    async with Conversation() as talk:
+        monkeypatch.setattr("aioice.stun.RETRY_RTO", 0.05)
+        for protocol in talk.listener._transceiver.receiver.transport.transport._connection._protocols:
+            protocol.transport.abort()
+        await asyncio.wait_for(talk.call.closed.wait(), 10)
+        assert talk.call.close_reason == "connection lost"
+
+
+async def test_a_call_that_cannot_send_any_more_ends() -> None:
+    """A fault of our own in the sender must not leave a silent call behind."""
+    async with Conversation() as talk:
+
+        def broken(now: int) -> Slot:
+            raise RuntimeError("a fault of our own")
+
+        talk.call.sink.next_slot = broken  # type: ignore[method-assign]
+        await asyncio.wait_for(talk.call.closed.wait(), 5)
+        assert talk.call.close_reason == "sending failed"
+
+
 async def test_a_second_offer_is_refused_and_the_call_goes_on() -> None:
     """One connection per call; whoever wants another opens another."""
     async with Conversation() as talk:
