@@ -350,7 +350,7 @@ def read_speech_request(body: object) -> SpeechRequest:
     if voice is not None and not isinstance(voice, str):
         _bad("bad_field", '"voice" is not a name', 'Leave "voice" out for the default.')
     form = body.get("response_format", "wav")
-    if form not in _FORMATS:
+    if not isinstance(form, str) or form not in _FORMATS:
         _bad("bad_format", f'"response_format" is {form!r:.40}', f"Use one of {', '.join(_FORMATS)}.")
     streams = body.get("stream", True)
     if not isinstance(streams, bool):
