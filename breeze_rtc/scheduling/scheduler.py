@@ -123,6 +123,8 @@ class Scheduler:
         self._lead_cap_ns = lead_cap_ns
         self._ladder = ladder
         self._longest_interactive = longest_chunk(ladder, self._frame_ns, lead_cap_ns)
+        # Rows of one stream must fit one step.
+        self._widest = min(specs[stage].max_rows for stage in (Stage.PREFILL, Stage.BACKBONE, Stage.DEPTH))
         self._costs = costs
         self._slots = Slots(slots)
         self._pages = Pages(kv_pages)
@@ -183,7 +185,7 @@ class Scheduler:
             )
         assert stream not in self._streams, f"stream {stream} is open"
         assert max_frames >= 1
-        assert rows >= 1
+        assert 1 <= rows <= self._widest, f"a stream takes 1 to {self._widest} rows"
         positions = max_frames + (PROMPT_TOKENS if feed is Feed.PREFIX else 1)
         pages_kept = pages_for(positions, self._page_tokens, rows)
         try:
@@ -211,7 +213,6 @@ class Scheduler:
             sample_rate=self._sample_rate,
             first_chunk=self._ladder[0],
             pages_kept=pages_kept,
-            now=now,
         )
         return slot
 
@@ -225,9 +226,9 @@ class Scheduler:
             return
         assert tokens > 0
         assert not s.is_text_ended, f"text for stream {stream} after its end"
+        self._wait_begins(s, now)
         s.tokens += tokens
         s.segments.append(tokens)
-        s.ready_ns = min(s.ready_ns, now)
         if s.feed is Feed.PREFIX:
             more = pages_for(s.tokens + s.max_frames, self._page_tokens, s.rows) - s.pages_kept
             if more > 0 and not self._pages.reserve(more):
@@ -244,6 +245,7 @@ class Scheduler:
         s = self._open_stream(stream)
         if s is None:
             return
+        self._wait_begins(s, now)
         s.is_text_ended = True
         self._feed(s)
         if s.is_finished and s.out is None:
@@ -322,19 +324,15 @@ class Scheduler:
         if self._trace is not None:
             self._trace.next_step(now)
         if self._half_made:
-            step = self._issue(Stage.DEPTH, _by_slack(self._half_made))
+            depth = self._issue(Stage.DEPTH, _by_slack(self._half_made))
             self._half_made = [s for s in self._half_made if s.out is None]
-            return step
+            return depth
         work = self._survey(now)
-        if work.new:
-            step = self._first_sound(work, now)
-            if step is not None:
-                return step
-        step = self._go_on(work)
-        if step is None and work.new:
-            # The stream in danger cannot be helped now (its step is out): waiting for it would help nobody.
-            step = self._first_step_of(_in_order(work.new))
-        return step
+        if not work.new:
+            return self._go_on(work)
+        step = self._first_sound(work, now) or self._go_on(work)
+        # Nobody in danger can be helped now (a step is out for them): then waiting for them would help nobody.
+        return step or self._first_step_of(_in_order(work.new), work)
 
     def stats(self, now: int) -> SchedulerStats:
         """A snapshot for plots and metrics; changes nothing."""
@@ -344,7 +342,8 @@ class Scheduler:
         for s in self._streams.values():
             if s.is_cancelled:
                 continue
-            if not s.has_spoken and s.ready_ns <= now:
+            is_due = self._due_at(s) <= now
+            if not s.has_spoken and (is_due or s.out is not None):
                 waiting_ns[s.priority] = max(waiting_ns[s.priority], now - s.ready_ns)
             lead_ns = 0
             if s.has_spoken:
@@ -353,7 +352,7 @@ class Scheduler:
                 StreamStats(
                     stream=s.id,
                     priority=s.priority,
-                    stage=_stage_name(s, self._due_at(s) <= now),
+                    stage=_stage_name(s, is_due),
                     lead_ns=lead_ns,
                     slack_ns=None if s.slack_ns == NEVER else s.slack_ns,
                     heard_samples=s.listener.heard(now),
@@ -492,11 +491,11 @@ class Scheduler:
             many //= 2
         if many:
             self._was_forced = False
-            return self._first_step_of(waiting[:many])
+            return self._first_step_of(waiting[:many], work)
         overdue = [s for s in waiting if now - s.ready_ns >= DEFERRAL_NS[s.priority]]
         if overdue and not (self._was_forced and work.tightest_ns < 0):
             self._was_forced = True
-            return self._first_step_of(overdue)
+            return self._first_step_of(overdue, work)
         self._was_forced = False
         work.in_danger_below_ns = danger_ns = self._way_to_sound(waiting[:1]) + GUARD_NS
         # Nothing helps a stream in danger more quickly than the frames it has in hand.
@@ -517,23 +516,23 @@ class Scheduler:
         time_ns = self._stage_ns(Stage.CODEC, len(streams))
         if prompt:
             spec = self._specs[Stage.PREFILL]
-            carried = min(prompt, spec.max_tokens)
+            carried = min(prompt, spec.max_tokens or prompt)
             time_ns += self._stage_ns(Stage.PREFILL, rows, carried) * -(-prompt // carried)
             time_ns += self._stage_ns(Stage.DEPTH, rows)
         if tokens:
-            time_ns += self._stage_ns(Stage.TEXT, len(streams), min(tokens, self._specs[Stage.TEXT].max_tokens))
+            time_ns += self._stage_ns(Stage.TEXT, len(streams), tokens)
         return time_ns
 
-    def _first_step_of(self, waiting: list[Stream]) -> Step:
+    def _first_step_of(self, waiting: list[Stream], work: _Work) -> Step:
         """The next step for these streams, none of which has spoken: what is closest to sound, except that text goes
-        before prefill, because what is encoded now joins that prefill.
+        before prefill, because what is encoded now joins that prefill.  Others who need the same stage come along.
         """
         decodable = [s for s in waiting if s.made and (s.made >= s.target or not s.can_generate)]
         if decodable:
-            return self._decode(decodable, riders=[])
+            return self._decode(decodable + _by_slack(work.codec), riders=work.backbone)
         texts = [s for s in waiting if s.can_encode]
         if texts:
-            return self._issue(Stage.TEXT, texts)
+            return self._issue(Stage.TEXT, texts + work.text)
         prompts = [s for s in waiting if s.can_prefill]
         if prompts:
             return self._issue(Stage.PREFILL, prompts)
@@ -690,6 +689,11 @@ class Scheduler:
             if result.wants_text and not s.is_text_complete:
                 s.starved_at = s.encoded
 
+    def _wait_begins(self, s: Stream, now: int) -> None:
+        """Text has come: a first sound that waited for nothing else counts its wait for others from here."""
+        if not s.has_spoken and s.out is None and self._due_at(s) == NEVER:
+            s.ready_ns = now
+
     def _feed(self, s: Stream) -> None:
         """More text is there, or it is known that none will come: a stream that waits for either goes on."""
         if s.starved_at is not None and (s.encoded > s.starved_at or s.is_text_complete):
@@ -703,7 +707,6 @@ class Scheduler:
         s.samples += samples
         s.delivered += frames
         s.listener.deliver(samples, now)
-        s.last_chunk = frames
         self._look_up_costs()
         codec_rows = min(len(self._streams), self._specs[Stage.CODEC].max_rows)
         lead_ns = s.listener.dry_at(now) - now

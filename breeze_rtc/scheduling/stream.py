@@ -53,11 +53,9 @@ class Stream:
         "interactive",
         "is_cancelled",
         "is_text_ended",
-        "last_chunk",
         "listener",
         "made",
         "max_frames",
-        "opened_ns",
         "out",
         "pages",
         "pages_kept",
@@ -89,7 +87,6 @@ class Stream:
         sample_rate: int,
         first_chunk: int,
         pages_kept: int,
-        now: int,
     ) -> None:
         self.id = stream
         self.slot = slot
@@ -101,9 +98,8 @@ class Stream:
         self.max_frames = max_frames
         # Somebody may interrupt, so the stream is not generated past the lead cap.
         self.interactive = interactive
-        self.opened_ns = now
-        # When it first had something to run; its wait for a first sound counts from here.  NEVER until then.
-        self.ready_ns = NEVER
+        # Since when it has had something to run without a break; its wait for a first sound counts from here.
+        self.ready_ns = 0
 
         # Text tokens pushed and encoded; the lengths of pushed pieces not encoded yet.
         self.tokens = 0
@@ -130,9 +126,8 @@ class Stream:
         self.samples = 0
         self.listener = Predictor(sample_rate)
 
-        # Frames of the chunk being filled, and of the one before.
+        # Frames of the chunk being filled.
         self.target = first_chunk
-        self.last_chunk = 0
 
         # The stage of the step that is out with this stream in it.
         self.out: Stage | None = None

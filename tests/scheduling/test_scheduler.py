@@ -592,6 +592,31 @@ def test_a_frame_in_hand_rides_along_in_a_codec_step_of_its_shape() -> None:
     assert (sorted(streams_of(step)), step.rows[0].count) == ([1, 2, 3, 4], 1)
 
 
+def test_a_wait_for_text_is_not_a_wait_for_others() -> None:
+    """A prompt that comes word by word is not overdue when it is complete."""
+    desk = Desk()
+    desk.open(1, tokens=0, feed=Feed.PREFIX)
+    desk.scheduler.push_text(1, 8, 0)
+    desk.step()
+    desk.now = 5_000 * MS
+    assert desk.scheduler.stats(desk.now).waiting_ns[Priority.LIVE] == 0
+    desk.scheduler.end_text(1, desk.now)
+    assert desk.scheduler.stats(desk.now + 3 * MS).waiting_ns[Priority.LIVE] == 3 * MS
+
+
+def test_due_rows_of_others_ride_along_with_a_first_sound() -> None:
+    """A stream whose last frame waits for the codec shares the step of the newcomer."""
+    desk = Desk()
+    desk.open(1, max_frames=2)
+    desk.until_spoken(1)
+    desk.step()
+    assert desk.step().stage is Stage.DEPTH
+    desk.open(2)
+    assert stages([desk.step() for _ in range(3)]) == [Stage.TEXT, Stage.PREFILL, Stage.DEPTH]
+    step = desk.step()
+    assert (step.stage, streams_of(step)) == (Stage.CODEC, [2, 1])
+
+
 # ---- the listener ----------------------------------------------------------------------------------------------------
 
 

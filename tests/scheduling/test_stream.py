@@ -15,7 +15,6 @@ def stream(feed: Feed, *, max_frames: int = 10) -> Stream:
         sample_rate=24_000,
         first_chunk=1,
         pages_kept=4,
-        now=0,
     )
 
 
