@@ -338,7 +338,7 @@ def test_two_tabs_talk_at_once(server: str, quiet_browser: Browser) -> None:
         streams = [one.spoken(), other.spoken()]
         for visitor, stream in zip((one, other), streams, strict=True):
             end = visitor.ends(stream)
-            assert (end["interrupted"], end["chars"]) == (False, len(visitor.text(stream)))
+            assert (end["interrupted"], end["chars"]) == (False, len(visitor.text(stream))), visitor.notices()
             assert visitor.got("stats", source="playout")
         one.page.click("#end")
         other.type("Thank you")
