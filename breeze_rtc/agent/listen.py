@@ -124,7 +124,7 @@ class Listener:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=os.environ | {"PYTHONPATH": path},
-                start_new_session=True,  # Ctrl-C in a terminal reaches the server, which closes this one when it is done
+                start_new_session=True,  # Ctrl-C in a terminal reaches the server, which closes this one in time
             )
         return self._worker
 

@@ -331,15 +331,25 @@ def test_blocked_udp_is_named(server: str, playwright: Playwright) -> None:
 
 
 def test_two_tabs_talk_at_once(server: str, quiet_browser: Browser) -> None:
-    """Two calls from one browser both hear all of their greeting, and end without disturbing each other."""
+    """Two calls from one browser both hear all of their greeting, and end without disturbing each other.
+
+    On a machine that is too slow for two listeners the second is told so, and the first notices nothing.
+    """
     with visit(quiet_browser, server) as one, visit(quiet_browser, server) as other:
         one.page.click("#start")
         other.page.click("#start")
         streams = [one.spoken(), other.spoken()]
-        for visitor, stream in zip((one, other), streams, strict=True):
-            end = visitor.ends(stream)
-            assert (end["interrupted"], end["chars"]) == (False, len(visitor.text(stream))), visitor.notices()
-            assert visitor.got("stats", source="playout")
+        ends = [visitor.ends(stream) for visitor, stream in zip((one, other), streams, strict=True)]
+        heard = [
+            end["chars"] == len(visitor.text(end["stream"])) for visitor, end in zip((one, other), ends, strict=True)
+        ]
+        assert not any(end["interrupted"] for end in ends)
+        assert any(heard)
+        for visitor, is_whole in zip((one, other), heard, strict=True):
+            if is_whole:
+                assert visitor.got("stats", source="playout")
+            else:
+                assert "of this machine" in " ".join(visitor.notices())
         one.page.click("#end")
         other.type("Thank you")
         answer = other.spoken(after=1)
