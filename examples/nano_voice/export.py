@@ -37,8 +37,9 @@ def main() -> None:
     saved = torch.load(arguments.work / "lm.pt")
     tensors = {**saved["averaged"], **codec_tensors(codec)}
     arguments.out.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.half().contiguous() for name, tensor in sorted(tensors.items())},
-              arguments.out / "model.safetensors")
+    weights = arguments.out / "model.safetensors"
+    save_file({name: tensor.half().contiguous() for name, tensor in sorted(tensors.items())}, weights)
+    weights.chmod(0o644)
     config = {"model_type": "breeze_rtc", "preset": "nano", "vocab": VOCABULARY, "voices": ["nano"], "sampling": SAMPLING}
     (arguments.out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     size = sum(file.stat().st_size for file in arguments.out.iterdir())

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import hibari.tts
 
+from breeze_rtc.models.pronunciation import Lexicon
+
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*'?|[A-Z]{2,}")
 
 
@@ -43,12 +45,24 @@ def entries() -> dict[str, str]:
     return found
 
 
+def without_regular(found: dict[str, str]) -> dict[str, str]:
+    """Leave out what the front end derives from a shorter entry anyway: rules, roles, ruled, ruling."""
+    kept: dict[str, tuple[str, str]] = {}
+    reader = Lexicon(kept)
+    for word in sorted(found, key=lambda word: (len(word), word)):
+        usual, _, final = found[word].partition("\t")
+        forms = (usual, final or usual)
+        if word.isupper() or reader.look_up(word) != forms:
+            kept[word] = forms
+    return {word: found[word] for word in kept}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--out", type=Path, required=True)
     out = parser.parse_args().out
     out.parent.mkdir(parents=True, exist_ok=True)
-    lines = "\n".join(f"{word}\t{forms}" for word, forms in sorted(entries().items())) + "\n"
+    lines = "\n".join(f"{word}\t{forms}" for word, forms in sorted(without_regular(entries()).items())) + "\n"
     with out.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
         file.write(lines.encode())
     print(f"{out}: {lines.count(chr(10))} words, {out.stat().st_size / 1e6:.2f} MB")
