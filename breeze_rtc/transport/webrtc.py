@@ -296,9 +296,6 @@ class WebRtcCall:
             self._closing = asyncio.create_task(self._close())
 
     async def _close(self) -> None:
-        # aiortc tells of both ends in the same way; the path under them knows which it was.
-        if self.close_reason == "peer left" and self._transceiver.receiver.transport.transport.state == "failed":
-            self.close_reason = "connection lost"
         try:
             for task in self._tasks:
                 task.cancel()
@@ -345,13 +342,19 @@ class WebRtcCall:
         elif state == "failed":
             self._begin_close("connection failed" if not self.connected.is_set() else "connection lost")
         elif state == "closed":
-            self._begin_close("peer left")
+            self._begin_close(self._why_ended())
 
     def _on_track_ended(self) -> None:
         # aiortc ends the track when it cannot send any more, and nothing can start it again: a call that stays silent
-        # is over.  Mostly the peer has said goodbye; else its sender failed, and has logged why.
-        is_gone = self._transceiver.sender.transport.state in {"closed", "failed"}
-        self._begin_close("peer left" if is_gone else "sending failed")
+        # is over.
+        self._begin_close(self._why_ended())
+
+    def _why_ended(self) -> str:
+        """aiortc ends in one way for three reasons; the layers below know which it was."""
+        dtls = self._transceiver.sender.transport
+        if self.connected.is_set() and dtls.transport._connection._query_consent_task is None:
+            return "connection lost"  # aioice drops its consent checks (RFC 7675) when they stay unanswered.
+        return "peer left" if dtls.state in {"closed", "failed"} else "sending failed"
 
     def _on_track(self, track: MediaStreamTrack) -> None:
         _shorten_jitter_buffer(self._transceiver.receiver)
