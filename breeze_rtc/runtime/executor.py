@@ -306,6 +306,9 @@ class Executor:
             s = self._streams[row.stream]
             end = row.start + row.count
             assert end <= s.encoded[0], "prefill of text that is not encoded"
+            if not all(s.encoded):
+                results[row.stream] = RowResult(row.stream, error="this voice's prompt has no unguided form")
+                continue
             # One row at a time: a long prompt fills the machine by itself, and its shape stays its own.
             for index, (table, length) in enumerate(zip(s.tables, s.encoded, strict=True)):
                 count = min(end, length) - row.start
