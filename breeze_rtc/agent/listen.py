@@ -32,6 +32,8 @@ _MIN_SECONDS = 0.4
 _LAYERS, _HEADS, _HEAD_DIM = 6, 8, 36
 _BEGIN, _END = 1, 2
 _TOKENS_PER_SECOND = 6.5  # the published guard against endless repetition
+_NO_WORDS = "You"
+"""What the model says to silence, noise, knocks and coughs, sure of itself; to the spoken word it says "You." """
 _STOP_S = 2.0
 # A message either way is its length in bytes, then so many bytes: float32 samples in, UTF-8 text out.
 _LENGTH = struct.Struct("<I")
@@ -175,7 +177,7 @@ class Moonshine:
         self._outputs = [output.name for output in self._decoder.get_outputs()]
 
     def transcribe(self, samples: Samples) -> str:
-        """16 kHz mono float32 in [-1, 1] -> text."""
+        """16 kHz mono float32 in [-1, 1] -> text, "" for sound without words."""
         audio = samples[None]
         (hidden,) = self._encoder.run(
             None, {"input_values": audio, "attention_mask": np.ones(audio.shape, dtype=np.int64)}
@@ -215,7 +217,8 @@ class Moonshine:
                 # The encoder's keys are computed in the first step only; later steps return them empty.
                 if step == 0 or ".decoder." in name:
                     cache[name] = outputs[name.replace("past_key_values", "present")]
-        return decode(tokens, self._vocabulary)
+        text = decode(tokens, self._vocabulary)
+        return "" if text == _NO_WORDS else text
 
 
 def read_vocabulary(data: bytes) -> list[bytes]:

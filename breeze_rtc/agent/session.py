@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _DRY_VOICE_S = 1.0  # a voice that has made no sound for so long wants more text, whatever the bound says
 _PIECE_SECONDS, _MAX_PIECE_SECONDS, _MAX_TURN_SECONDS = 10.0, 25.0, 180.0
+_PARTIAL_SECONDS = 0.8
 _FINALLY_S = 2.0
 _STATE_NAMES = {
     State.LISTENING: "listening",
@@ -229,6 +230,9 @@ class AgentSession:
         self._pieces: list[asyncio.Task[str]] = []
         self._ahead: asyncio.Task[str] | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._partial: asyncio.Task[None] | None = None
+        self._shown_s = 0.0
+        self._has_shown = False
 
     # -- what an agent uses
 
@@ -624,6 +628,7 @@ class AgentSession:
                         self._happen(Event.PAUSE)
                 if self._recording.seconds > _MAX_PIECE_SECONDS:
                     self._next_piece()
+                self._show_words()
 
     def _read_ahead(self) -> None:
         """Read what was said so far while the silence may still grow into the end of the turn."""
@@ -632,10 +637,26 @@ class AgentSession:
         elif self._ears is not None:
             self._ahead = self._spawn_read(self._recording.copy())
 
+    def _show_words(self) -> None:
+        """From time to time, while the user speaks, let the page show what was understood so far."""
+        if self._ears is None or not self._recording.is_open or not self._gate.is_speech:
+            return
+        is_reading = self._partial is not None and not self._partial.done()
+        if not is_reading and self._recording.seconds >= self._shown_s + _PARTIAL_SECONDS:
+            self._shown_s = self._recording.seconds
+            self._partial = self._spawn(self._show(self._recording.copy()))
+
+    async def _show(self, samples: Samples) -> None:
+        before = [piece.result() for piece in self._pieces if piece.done() and not piece.cancelled()]
+        words = _with_words([*before, await self._words_of(samples)])
+        if words and self.state is State.HEARING:
+            self._has_shown = True
+            self._call.send({"type": "user", "text": words, "final": False})
+
     def _next_piece(self) -> None:
         """A long turn is read in pieces."""
         piece = self._recording.take_piece()
-        self._ahead = None
+        self._ahead, self._shown_s = None, 0.0
         if sum(map(len, self._audio)) < _MAX_TURN_SECONDS * EAR_RATE:
             self._audio.append(piece)
             self._pieces.append(self._spawn_read(piece))
@@ -664,16 +685,20 @@ class AgentSession:
         words = [await piece for piece in [*self._pieces, last]]
         if self.state is not State.READING or self._reading is not asyncio.current_task():
             return  # the user went on, or typed
-        text = " ".join(part for part in words if any(char.isalnum() for char in part))
+        text = _with_words(words)
+        has_shown = self._has_shown
         self._forget()
         if text or self._ears is None:
             self._happen(Event.WORDS, UserTurn(text, np.concatenate(audio)))
         else:
+            if has_shown:
+                self._call.send({"type": "user", "text": "", "final": True})
             self._happen(Event.NO_WORDS)
 
     def _forget(self) -> None:
         self._recording.drop()
         self._audio, self._pieces, self._ahead = [], [], None
+        self._shown_s, self._has_shown = 0.0, False
 
     # -- tasks
 
@@ -698,6 +723,11 @@ async def _texts(text: str | AsyncIterable[str]) -> AsyncGenerator[str, None]:
     else:
         async for part in iterator:
             yield part
+
+
+def _with_words(parts: list[str]) -> str:
+    """The parts that hold a letter or a digit, as one text."""
+    return " ".join(part for part in parts if any(char.isalnum() for char in part))
 
 
 async def _first_text(texts: AsyncGenerator[str, None]) -> str:

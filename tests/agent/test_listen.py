@@ -40,6 +40,19 @@ async def test_clear_sentences_are_read_right_and_stay_with_their_turns() -> Non
 
 
 @installed
+def test_sound_without_words_is_no_text() -> None:
+    """Silence, noise and knocks give "", whatever their colour; short words do not."""
+    model = listen.Moonshine(listen.model_folder())
+    rng = np.random.default_rng(0)
+    fade = np.exp(-np.arange(6_400) / 1_600)
+    knock = np.convolve(rng.normal(0, 1, 6_400) * fade, np.ones(20) / 20, "same")
+    for sound in (np.zeros(16_000), rng.normal(0, 0.05, 16_000), np.pad(knock / abs(knock).max() / 2, 5_000)):
+        assert model.transcribe(sound.astype(np.float32)) == ""
+    for word in ("Yes.", "No.", "Stop."):
+        assert words(model.transcribe(np.pad(spoken(word), 5_000))) == words(word)
+
+
+@installed
 async def test_a_worker_that_dies_is_replaced_and_a_closed_one_is_gone() -> None:
     """The turn during which it died is read all the same; close() may be called twice, and later turns are refused."""
     listener = Listener()

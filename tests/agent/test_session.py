@@ -499,7 +499,14 @@ def test_going_on_while_the_words_are_read_is_one_turn() -> None:
 
 def test_a_long_turn_is_read_in_pieces() -> None:
     """Speech longer than the recogniser's limit loses nothing."""
-    ears = ScriptedEars("a", "b", "c", "d", "e", "f", "g")
+    longest_s = 0.0
+
+    class Ears:
+        async def transcribe(self, samples: np.ndarray) -> str:
+            """Says how long it heard a voice."""
+            nonlocal longest_s
+            longest_s = max(longest_s, len(samples) / 16_000)
+            return f"{samples.sum() / 16_000:.0f}"
 
     async def act(stage: Stage) -> None:
         for _ in range(5):
@@ -507,10 +514,32 @@ def test_a_long_turn_is_read_in_pieces() -> None:
         await stage.call.speak(voiced_s=1.0, silent_s=0.8)
         await asyncio.sleep(2)
 
-    stage = on_stage(act, Callbacks(on_user_turn=echo), activity=LoudnessActivity, ears=lambda: ears)
-    assert history(stage)[0] == ("user", "a b c d e f")
-    assert sum(audio.sum() for audio in ears.audio) == pytest.approx(61 * 16_000, rel=0.01)
-    assert max(len(audio) for audio in ears.audio) <= 30 * 16_000
+    stage = on_stage(act, Callbacks(on_user_turn=echo), activity=LoudnessActivity, ears=Ears)
+    assert history(stage)[0] == ("user", "12 12 12 12 12 1")
+    assert longest_s <= 30
+
+
+def test_the_page_sees_the_words_while_they_are_spoken() -> None:
+    """What was understood so far is shown, and the final text, or its absence, ends it."""
+
+    async def act(stage: Stage) -> None:
+        await stage.call.speak(voiced_s=3.0, silent_s=0.8)
+        await asyncio.sleep(1)
+
+    stage = on_stage(act, **hearing("so far"))
+    shown = [(message["text"], message["final"]) for message in stage.call.messages("user")]
+    assert shown[:2] == [("so far", False), ("so far", False)]
+    assert shown[-1] == ("so far", True)
+
+    class Unsure:
+        async def transcribe(self, samples: np.ndarray) -> str:
+            return "maybe" if samples[-1] else ""
+
+    noise = on_stage(act, activity=LoudnessActivity, ears=Unsure)
+    shown = [(message["text"], message["final"]) for message in noise.call.messages("user")]
+    assert shown[0] == ("maybe", False)
+    assert shown[-1] == ("", True)
+    assert history(noise) == []
 
 
 def test_without_a_recogniser_the_agent_gets_the_sound() -> None:
