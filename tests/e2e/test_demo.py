@@ -125,7 +125,9 @@ class Visitor:
 
     def ends(self, stream: int) -> dict[str, Any]:
         """The end of `stream`, once it is told."""
-        found: list[dict[str, Any]] = self.until(lambda: self.got("speech_end", stream=stream), f"stream {stream} ends")
+        found: list[dict[str, Any]] = self.until(
+            lambda: self.got("speech_end", stream=stream), f"stream {stream} ends", limit_s=60
+        )
         return found[0]
 
     def type(self, text: str) -> None:
