@@ -391,7 +391,8 @@ class Driver:
 def _to_int16(sound: NDArray[np.float32]) -> NDArray[np.int16]:
     if not np.isfinite(sound).all():
         raise ArithmeticError("the sound holds values that are not finite")
-    return np.rint(np.clip(sound, -1.0, 1.0) * 32_767.0).astype(np.int16)
+    pcm: NDArray[np.int16] = np.rint(np.clip(sound, -1.0, 1.0) * 32_767.0).astype(np.int16)
+    return pcm
 
 
 def _sentence(error: Exception) -> str:

@@ -187,7 +187,7 @@ async def test_an_engine_does_not_outlive_its_parent(tmp_path: Path) -> None:
         async def main():
             async with Engine("tiny-pointer") as engine:
                 speech = engine.speak()
-                speech.push("hello")
+                speech.push("hello there, ")
                 await anext(speech)
                 print(engine.pid, flush=True)
                 await asyncio.sleep(600)
