@@ -254,7 +254,7 @@ class _Simulation:
         self._queue: deque[int] = deque()
         if concurrency is None:
             for index, utterance in enumerate(utterances):
-                self._at(utterance.arrival_ns, partial(self._begin, index))
+                self._at(utterance.arrival_ns, partial(self._begin, index, utterance.arrival_ns))
         else:
             self._queue.extend(range(len(utterances)))
             for _ in range(concurrency):
@@ -312,7 +312,9 @@ class _Simulation:
                 call.outcome.missed_deadlines += 1
             elif isinstance(event, StreamFinished):
                 call.outcome.is_finished = True
-                self._begin_next()
+                # The caller has to learn of it, and the next request has to come here: it does not arrive in step
+                # with us.
+                self._begin_next(2 * call.utterance.listener.network_ns)
 
     # ---- the listeners -----------------------------------------------------------------------------------------------
 
@@ -386,14 +388,13 @@ class _Simulation:
 
     # ---- arrivals ----------------------------------------------------------------------------------------------------
 
-    def _begin_next(self) -> None:
+    def _begin_next(self, after_ns: int = 0) -> None:
         if self._queue:
             index = self._queue.popleft()
-            self._at(self._now, partial(self._begin, index))
+            self._at(self._now + after_ns, partial(self._begin, index, self._now + after_ns))
 
-    def _begin(self, index: int) -> None:
+    def _begin(self, index: int, arrival_ns: int) -> None:
         utterance = self._utterances[index]
-        arrival_ns = self._now if not utterance.arrival_ns else utterance.arrival_ns
         call = self._calls[index] = _Call(utterance, _Player(self._sample_rate, utterance.listener), arrival_ns)
         try:
             self._scheduler.open(
