@@ -226,6 +226,7 @@ class Laws(RuleBasedStateMachine):
             assert row.slot == book.slot
             if step.stage is Stage.CODEC:
                 assert row.start * FRAME == book.samples
+                assert row.start + row.count <= book.frames, "a frame was decoded before it was made"
                 assert row.count == step.rows[0].count
             if step.stage is Stage.BACKBONE:
                 assert row.start < book.max_frames
@@ -249,6 +250,9 @@ class Laws(RuleBasedStateMachine):
     def run(self, step: Step, ms: int, *, ends: bool, wants: bool, fault: str) -> None:
         self.now += ms * MS
         last = len(step.rows) - 1
+        if step.stage is Stage.DEPTH:
+            for row in step.rows:
+                self.books[row.stream].frames += 1
         rows = tuple(
             RowResult(
                 row.stream,

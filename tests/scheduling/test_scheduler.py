@@ -355,12 +355,13 @@ def test_cancel_waits_for_the_step_that_carries_the_stream() -> None:
 def test_an_event_that_nobody_took_is_gone_after_cancel() -> None:
     """Nothing is said of a cancelled stream, not even what had been true."""
     desk = Desk()
-    desk.open(1, tokens=0)
-    desk.scheduler.cancel(1, 0)
-    desk.open(2, tokens=0)
-    desk.scheduler.end_text(2, 0)
-    desk.scheduler.cancel(2, 0)
-    assert [event for event in desk.scheduler.events() if event.stream == 1] == []
+    desk.open(1)
+    while (step := desk.scheduler.next_step(desk.now)) is not None and step.stage is not Stage.CODEC:
+        desk.done(step)
+    assert step is not None
+    desk.scheduler.step_done(step, StepResult((RowResult(1, samples=FRAME),), 4 * MS), desk.now + 4 * MS)
+    desk.scheduler.cancel(1, desk.now + 4 * MS)
+    assert desk.scheduler.events() == []
 
 
 def test_a_row_that_fails_is_dropped_and_the_others_go_on() -> None:
@@ -552,6 +553,15 @@ def test_among_streams_that_have_spoken_the_least_slack_is_served() -> None:
     step = desk.step()
     assert step.stage is Stage.BACKBONE
     assert streams_of(step) == [2]
+
+
+def test_a_full_chunk_goes_to_the_codec_before_more_frames_are_started() -> None:
+    """It is in hand, and more frames can wait."""
+    desk = Desk()
+    desk.open(1)
+    desk.until_spoken(1)
+    assert stages([desk.step() for _ in range(5)]) == [Stage.BACKBONE, Stage.DEPTH] * 2 + [Stage.CODEC]
+    assert desk.chunks(1) == [1, 2]
 
 
 def test_a_chunk_is_flushed_when_it_cannot_fill_in_time() -> None:
