@@ -447,7 +447,8 @@ class AgentSession:
                 break  # a step that was running when the user interrupted still delivers
             self._call.sink.write(reply.stream, chunk.packets)
             handle._transcript.deliver(chunk.start_samples + chunk.samples, chunk.marks)
-        handle._transcript.complete()
+        if not handle.interrupted:  # a stream that was cancelled ends too, but in the middle of its text
+            handle._transcript.complete()
         self._call.sink.end(reply.stream)
 
     async def _room(self, handle: SpeechHandle | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +75,7 @@ class FakeReply:
         self.is_cancelled = False
         self._voice = voice
         self._more = asyncio.Event()
+        self._cancelled = asyncio.Event()
         self._ended = False
 
     def push(self, text: str) -> None:
@@ -86,6 +88,7 @@ class FakeReply:
 
     def cancel(self) -> None:
         self.is_cancelled = True
+        self._cancelled.set()
         self._more.set()
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
@@ -102,7 +105,11 @@ class FakeReply:
                     self._more.clear()
                     await self._more.wait()
                     continue
-            await asyncio.sleep(self._voice.word_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._voice.word_s):
+                    await self._cancelled.wait()  # a cancelled stream ends at once
+            if self.is_cancelled and not self._voice.delivers_late:
+                return
             if self._voice.error is not None and samples >= self._voice.fails_after_words * WORD_SAMPLES:
                 raise self._voice.error
             packets = tuple(SpeechPacket(samples + at, b"%d" % self.stream) for at in range(0, WORD_SAMPLES, PACKET))

@@ -276,6 +276,19 @@ def test_the_page_has_the_last_word_on_where_the_sound_stopped() -> None:
     on_stage(act, call=lambda: FakeCall(flush_s=0.2))
 
 
+def test_a_cut_where_the_ear_has_all_there_is_keeps_no_more_than_that() -> None:
+    """A voice slower than its listener is cut with nothing delivered and unheard; that is not the end of its text."""
+
+    async def act(stage: Stage) -> None:
+        handle = stage.session.say(NUMBERS)
+        await asyncio.sleep(3.1)  # three words were made, one each 0.8 s, and the ear has had them all
+        stage.session.interrupt()
+        await handle
+        assert handle.heard_text == "one two three"
+
+    on_stage(act, voice=lambda: FakeVoice(word_s=2 * WORD_S))
+
+
 def test_late_chunks_of_an_interrupted_stream_are_not_played() -> None:
     """A step that was running at the cut delivers into nothing."""
 

@@ -193,10 +193,28 @@ def human_speech() -> tuple[NDArray[np.float32], int]:
         return samples.reshape(-1, file.getnchannels())[:, 0], file.getframerate()
 
 
-def test_the_greeting_is_heard_and_a_typed_question_answered(
+def test_the_greeting_is_understood(
     server: str, quiet_browser: Browser, judge: Callable[[NDArray[np.float32]], str]
 ) -> None:
-    """Press the button: the greeting arrives as sound, its words light up to the last, and typing gets an answer."""
+    """Press the button: what arrives in the browser is the greeting, word for word within the judge's bound.
+
+    A machine that is busy with other things starves the voice, so a call with gaps is repeated, twice at the most.
+    """
+    for _ in range(3):
+        with visit(quiet_browser, server) as visitor:
+            visitor.page.click("#start")
+            greeting = visitor.spoken()
+            visitor.ends(greeting)
+            text, sound, gaps = visitor.text(greeting), visitor.recording(), visitor.got("stats")[-1]["gaps"]
+        if gaps == 0:
+            break
+    understood = judge(sound.samples)
+    error = word_error(text, understood)
+    assert error <= WORD_ERROR_BOUND, f"{error:.2f}, {gaps} gaps: said {text!r}, understood {understood!r}"
+
+
+def test_words_light_up_as_they_are_heard_and_typing_gets_an_answer(server: str, quiet_browser: Browser) -> None:
+    """The page tells a measured position, the words follow it to the last one, and a typed question is answered."""
     with visit(quiet_browser, server) as visitor:
         visitor.page.click("#start")
         greeting = visitor.spoken()
@@ -204,13 +222,6 @@ def test_the_greeting_is_heard_and_a_typed_question_answered(
         text = visitor.text(greeting)
         assert not end["interrupted"]
         assert end["chars"] == len(text)
-
-        sound = visitor.recording()
-        understood = judge(sound.samples)
-        error = word_error(text, understood)
-        assert error <= WORD_ERROR_BOUND, f"{error:.2f}: said {text!r}, understood {understood!r}"
-
-        # The page told where the ear was, measured, and the words followed it step by step.
         measured = [report for report in visitor.reports() if report["device_delay_source"] == "playout"]
         assert len(measured) >= 10
         assert all(report["offset_ms"] != 0 and not report["muted"] for report in measured)
@@ -233,25 +244,29 @@ def test_the_greeting_is_heard_and_a_typed_question_answered(
 def test_speaking_into_the_answer_stops_it(server: str, playwright: Playwright, tmp_path: Path) -> None:
     """A voice in the microphone silences the agent; what was not heard is struck out, and the words are understood."""
     speech, rate = human_speech()
-    pause = np.zeros(4 * rate, np.float32)  # long enough for the greeting to have begun, shorter than the greeting
-    words = speech[: 4 * rate]
-    microphone = write_wav(tmp_path / "visitor.wav", np.concatenate([pause, words, pause]), rate)
+    # Long enough for a story to have begun, and far shorter than the story.
+    before, words, after = np.zeros(10 * rate, np.float32), speech[: 4 * rate], np.zeros(4 * rate, np.float32)
+    microphone = write_wav(tmp_path / "visitor.wav", np.concatenate([before, words, after]), rate)
     with chromium(playwright, *microphone_flags(microphone)) as browser, visit(browser, server) as visitor:
         visitor.page.click("#start")
         greeting = visitor.spoken()
-        end = visitor.ends(greeting)
-        text = visitor.text(greeting)
+        visitor.until(lambda: visitor.heard(greeting) > 0, "the greeting is heard")
+        visitor.type("Tell me a story.")
+        story = visitor.spoken(after=1)
+        end = visitor.ends(story)
+        text = visitor.text(story)
         assert end["interrupted"]
         assert 0 < end["chars"] < len(text)
 
-        turn = visitor.page.locator(".turn.agent").first
+        turn = visitor.page.locator(".turn.agent").nth(1)
         assert turn.locator(".cut").inner_text() == "you interrupted here"
         heard, unheard = turn.locator(".heard").all_inner_texts(), turn.locator("del").inner_text().split()
         assert heard + unheard == text.split()
         assert unheard
 
-        (flushed,) = visitor.until(lambda: [m for m in visitor.sent if m["type"] == "flushed"], "the page fell silent")
-        stopped_ms = flushed["t_ms"]
+        # One silence for the typed turn, one for the voice.
+        flushed = visitor.until(lambda: [m for m in visitor.sent if m["type"] == "flushed"][1:], "the page fell silent")
+        stopped_ms = flushed[0]["t_ms"]
         visitor.page.wait_for_timeout(1200)
         sound = visitor.recording()
         # The element was mute at once; half a second later nothing but silence arrives any more.
@@ -261,9 +276,11 @@ def test_speaking_into_the_answer_stops_it(server: str, playwright: Playwright, 
 
         # Then the sound is back on for the answer.
         if visitor.got("hello")[0]["listens"]:
-            final = visitor.until(lambda: visitor.got("user", final=True), "the words are understood")
-            assert "times" in final[0]["text"].lower()
-            answer = visitor.spoken(after=1)
+            typed = visitor.got("user", final=True)[:1]
+            spoken = visitor.until(lambda: visitor.got("user", final=True)[1:], "the words are understood")
+            assert typed[0]["text"] == "Tell me a story."
+            assert "times" in spoken[0]["text"].lower()
+            answer = visitor.spoken(after=2)
             visitor.until(lambda: visitor.heard(answer) > 0, "the answer is heard")
         assert not visitor.page.evaluate("document.getElementById('audio').muted")
 
