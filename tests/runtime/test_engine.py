@@ -311,7 +311,7 @@ async def test_an_engine_that_dies_is_started_again(tones: Tones, monkeypatch: p
         tones.executors[0].close = lambda _stream: (_ for _ in ()).throw(SystemError("driver fault"))
         engine.speak().cancel()
         with pytest.raises(EngineClosed, match="died and is starting again"):
-            await pcm_of(speech)
+            await pcm_from(speech, 960)
         with pytest.raises(EngineClosed, match="died and is starting again"):
             engine.speak()
         await until(lambda: bool(told))
