@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+import os
 import re
 import wave
 from collections.abc import Callable, Iterator
@@ -208,6 +209,8 @@ def test_the_greeting_is_understood(
             text, sound, gaps = visitor.text(greeting), visitor.recording(), visitor.got("stats")[-1]["gaps"]
         if gaps == 0:
             break
+    if gaps > 0 and os.getloadavg()[0] > 2 * (os.cpu_count() or 1):
+        pytest.skip(f"this machine has too much else to do to make speech in time: {gaps} gaps in one greeting")
     understood = judge(sound.samples)
     error = word_error(text, understood)
     assert error <= WORD_ERROR_BOUND, f"{error:.2f}, {gaps} gaps: said {text!r}, understood {understood!r}"
