@@ -11,8 +11,10 @@ import torch
 from breeze_reference import CODEBOOKS, CODES, VOCAB, Reference
 
 from breeze_rtc.models.codec import CodecDecoder
-from breeze_rtc.models.sampling import combine
-from breeze_rtc.models.speech_model import SpeechModel
+from breeze_rtc.models.sampling import Sampling, combine
+from breeze_rtc.models.speech_model import SpeechModel, TextSegment
+from breeze_rtc.runtime.executor import Executor
+from breeze_rtc.scheduling.step import Row, Stage, Step
 
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("transformers", "qwen_tts")),
@@ -110,6 +112,69 @@ def test_codec_in_chunks(reference: Reference, model: SpeechModel, chunk: int) -
     slots = torch.tensor([2, 0])
     pieces = [codec(codes[:, :, start : start + chunk], state, slots) for start in range(0, 48, chunk)]
     torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-6, rtol=0)
+
+
+def speak(model: SpeechModel, segments: list[TextSegment], frames: int, scale: float, chunk: int) -> list[list[int]]:
+    """Greedy codes of one stream, through the executor, its prompt run `chunk` positions a step."""
+    executor = Executor(model, max_streams=2, kv_pages=16, page_tokens=8)
+    executor.open(1, 1, sampling=Sampling(temperature=0, depth_temperature=0, cfg_scale=scale))
+    rows = 1 if scale == 1 else 2
+    pages = list(range(16))
+    held = prompt = 0
+
+    def run(stage: Stage, start: int, count: int, positions: int = 0) -> bool:
+        nonlocal held
+        new = -(-positions // 8) * rows - held
+        held += max(0, new)
+        row = Row(1, 1, start, count, tuple(pages.pop() for _ in range(new)))
+        result = executor.run(Step(0, stage, (row,), 4)).rows[0]
+        assert result.error == ""
+        return result.ended
+
+    for segment in segments:
+        count = executor.add_text(1, segment)
+        if count:
+            run(Stage.TEXT, prompt, count)
+            prompt += count
+    executor.end_text(1)
+    for start in range(0, prompt, chunk):
+        run(Stage.PREFILL, start, min(chunk, prompt - start), min(start + chunk, prompt))
+    for frame in range(frames):
+        if frame:
+            run(Stage.BACKBONE, frame, 1, prompt + frame)
+        run(Stage.DEPTH, frame, 1)
+    codes: list[list[int]] = executor._ring[1, :frames].tolist()
+    return codes
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("chunk", [5, 100])
+def test_greedy_codes_of_a_cloned_voice(reference: Reference, model: SpeechModel, chunk: int) -> None:
+    """Text, reference audio and text as the prompt: eight frames of greedy codes are identical to the public classes'."""
+    audio = ((1, 2, 3, 4), (5, 6, 7, 8), (9, 10, 11, 12))
+    frames = torch.tensor([*audio, (0, 0, 0, 0)])
+    expected = reference.generate([[reference.encode(TOKENS[:7]), reference.embed(frames), reference.encode(TOKENS)]], 8)
+    segments = [
+        TextSegment(tuple(TOKENS[:7]), (0,) * 7),
+        TextSegment((40, 40, 40, 41), (0,) * 4, codes=audio),
+        TextSegment(tuple(TOKENS), tuple(range(1, 19))),
+    ]
+    assert len(expected) == 8
+    assert speak(model, segments, 8, 1.0, chunk) == expected
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("scale", "length"), [(0.5, 6), (1.5, 16)])
+def test_greedy_codes_under_guidance(reference: Reference, model: SpeechModel, scale: float, length: int) -> None:
+    """Two rows of unequal length, each with its own cache and hidden state, in the backbone and in all depth heads."""
+    expected = reference.generate([[reference.encode(TOKENS)], [reference.encode(TOKENS[:length])]], 8, scale)
+    segments = [
+        TextSegment(tuple(TOKENS[:length]), (0,) * length, row=1),
+        TextSegment(tuple(TOKENS), tuple(range(1, 19))),
+    ]
+    assert len(expected) == 8
+    assert speak(model, segments, 8, scale, 7) == expected
+    assert expected != reference.generate([[reference.encode(TOKENS)]], 8)
 
 
 def test_guidance_of_one_changes_nothing() -> None:
