@@ -1,9 +1,9 @@
 """Text front end of the nano voice: written English in, phoneme and letter tokens out.
 
-Text may arrive in any pieces.  It is cut into segments where speech may pause, each segment is read (numbers, money, times,
-abbreviations, addresses become words), words become phonemes by the lexicon or letters where it does not know them, and
-every token remembers how much of the written text has been spoken once it is over.  What nobody can say (emoji, other
-scripts, control characters) is passed over in silence.
+Text may arrive in any pieces.  It is cut into segments where speech may pause, each segment is read (numbers, money,
+times, abbreviations, addresses become words), words become phonemes by the lexicon or letters where it does not know
+them, and every token remembers how much of the written text has been spoken once it is over.  What nobody can say
+(emoji, other scripts, control characters) is passed over in silence.
 """
 
 from __future__ import annotations
@@ -161,27 +161,78 @@ _MARKS = {".": ".", ",": ",", ";": ";", ":": ":", "!": "!", "?": "?", "…": "�
 _ENDS = frozenset(".!?…")
 _CLAUSES = frozenset(",;:—–")
 _TITLES = {
-    "dr": "doctor", "mr": "mister", "mrs": "missus", "ms": "miz", "prof": "professor", "st": "saint", "jr": "junior",
-    "sr": "senior", "vs": "versus", "approx": "approximately", "dept": "department", "gen": "general", "gov": "governor",
-    "rev": "reverend", "sen": "senator", "sgt": "sergeant", "capt": "captain", "lt": "lieutenant", "mt": "mount",
-    "etc": "et cetera", "inc": "incorporated", "ltd": "limited", "corp": "corporation", "est": "established",
-    "ave": "avenue", "blvd": "boulevard", "tel": "telephone", "ext": "extension", "fig": "figure",
+    "dr": "doctor",
+    "mr": "mister",
+    "mrs": "missus",
+    "ms": "miz",
+    "prof": "professor",
+    "st": "saint",
+    "jr": "junior",
+    "sr": "senior",
+    "vs": "versus",
+    "approx": "approximately",
+    "dept": "department",
+    "gen": "general",
+    "gov": "governor",
+    "rev": "reverend",
+    "sen": "senator",
+    "sgt": "sergeant",
+    "capt": "captain",
+    "lt": "lieutenant",
+    "mt": "mount",
+    "etc": "et cetera",
+    "inc": "incorporated",
+    "ltd": "limited",
+    "corp": "corporation",
+    "est": "established",
+    "ave": "avenue",
+    "blvd": "boulevard",
+    "tel": "telephone",
+    "ext": "extension",
+    "fig": "figure",
 }
 """Abbreviations whose full stop does not end a sentence."""
-_INITIALISMS = frozenset("AI AM CD CEO CFO CTO DIY EU FAQ HR ID IP IT PC PM PR TV UK UN US VIP".split())
+_INITIALISMS = frozenset(
+    "AI AM CD CEO CFO CTO DIY EU FAQ HR ID IP IT PC PM PR TV UK UN US VIP".split()  # noqa: SIM905
+)
 _UNITS = {
-    "km": "kilometers", "kg": "kilograms", "cm": "centimeters", "mm": "millimeters", "m": "meters", "g": "grams",
-    "mg": "milligrams", "ml": "milliliters", "mph": "miles per hour", "kmh": "kilometers per hour",
-    "kb": "kilobytes", "mb": "megabytes", "gb": "gigabytes", "tb": "terabytes", "hz": "hertz", "khz": "kilohertz",
-    "ghz": "gigahertz", "ms": "milliseconds", "lb": "pounds", "lbs": "pounds", "oz": "ounces", "ft": "feet",
-    "w": "watts", "kw": "kilowatts", "%": "percent", "°c": "degrees celsius", "°f": "degrees fahrenheit", "°": "degrees",
-    "min": "minutes", "mins": "minutes", "sec": "seconds", "secs": "seconds", "hrs": "hours",
+    "km": "kilometers",
+    "kg": "kilograms",
+    "cm": "centimeters",
+    "mm": "millimeters",
+    "m": "meters",
+    "g": "grams",
+    "mg": "milligrams",
+    "ml": "milliliters",
+    "mph": "miles per hour",
+    "kmh": "kilometers per hour",
+    "kb": "kilobytes",
+    "mb": "megabytes",
+    "gb": "gigabytes",
+    "tb": "terabytes",
+    "hz": "hertz",
+    "khz": "kilohertz",
+    "ghz": "gigahertz",
+    "ms": "milliseconds",
+    "lb": "pounds",
+    "lbs": "pounds",
+    "oz": "ounces",
+    "ft": "feet",
+    "w": "watts",
+    "kw": "kilowatts",
+    "%": "percent",
+    "°c": "degrees celsius",
+    "°f": "degrees fahrenheit",
+    "°": "degrees",
+    "min": "minutes",
+    "mins": "minutes",
+    "sec": "seconds",
+    "secs": "seconds",
+    "hrs": "hours",
 }
 _COINS = {"$": ("dollar", "cent"), "£": ("pound", "penny"), "€": ("euro", "cent")}
 _SYMBOLS = {"&": "and", "+": "plus", "=": "equals", "@": "at", "%": "percent", "#": "number", "°": "degrees"}
-_MONTHS = (
-    "january february march april may june july august september october november december".split()
-)
+_MONTHS = "january february march april may june july august september october november december".split()  # noqa: SIM905
 _PIECE = re.compile(
     r"""
     (?P<web>https?://[^\s<>"]+|www\.[^\s<>"]+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+)
@@ -205,7 +256,9 @@ _PIECE = re.compile(
 )
 _MAX_TOKENS = 180
 _MAX_CHARS = 220  # a segment is cut at the last space before this, if nothing else has cut it
-_EARLY_CHARS = 12  # the first segment of a stream may end with a clause once it is this long, so that speech starts sooner
+_EARLY_CHARS = (
+    12  # the first segment of a stream may end with a clause once it is this long, so that speech starts sooner
+)
 
 
 @cache
@@ -223,7 +276,7 @@ def _cardinal(digits: str) -> list[str]:
     return [*words, "point", *_digits(fraction)] if fraction else words
 
 
-_DIGITS = "zero one two three four five six seven eight nine".split()
+_DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
 
 def _digits(text: str) -> list[str]:
@@ -232,7 +285,7 @@ def _digits(text: str) -> list[str]:
 
 def _year(number: int) -> list[str]:
     high, low = divmod(number, 100)
-    if 2000 <= number < 2010 or low == 0 and high % 10 == 0:
+    if 2000 <= number < 2010 or (low == 0 and high % 10 == 0):
         return _cardinal(str(number))
     rest = ["hundred"] if low == 0 else ["oh", *_cardinal(str(low))] if low < 10 else _cardinal(str(low))
     return [*_cardinal(str(high)), *rest]
@@ -398,7 +451,11 @@ def _items(piece: str, lexicon: Lexicon) -> list[_Item]:
         items += [_Item(word, "", spoken) for word in words[:-1]]
         items.append(_Item(words[-1], "", match.end()))
         spoken = match.end()
-        if kind in {"initials", "abbreviation", "time"} and match[0].endswith(".") and not piece[spoken:].strip("\"')”’ "):
+        if (
+            kind in {"initials", "abbreviation", "time"}
+            and match[0].endswith(".")
+            and not piece[spoken:].strip("\"')”’ ")
+        ):
             items.append(_Item("", ".", spoken))  # "at 5 p.m." ends the sentence as well
     return items
 
@@ -406,8 +463,8 @@ def _items(piece: str, lexicon: Lexicon) -> list[_Item]:
 def tokenize(piece: str, lexicon: Lexicon, *, base: int = 0, closed: bool = True) -> list[TextSegment]:
     """Tokens of one piece of text that starts at character `base` of the stream.
 
-    closed: the piece ends a sentence, whether a mark says so or not; else another word follows.  Returns no segment where nothing can be said, and
-    more than one where the piece is very long when read aloud.
+    closed: the piece ends a sentence, whether a mark says so or not; else another word follows.  Returns no segment
+    where nothing can be said, and more than one where the piece is very long when read aloud.
     """
     items = _items(piece, lexicon)
     if not items or all(item.mark for item in items):
@@ -478,8 +535,9 @@ class Pronunciation:
 class EnglishFrontend:
     """One stream's text, cut into segments as it arrives.
 
-    Where a cut falls depends on the text alone, never on how it was pushed.  A cut waits for the first character after it
-    that can be spoken: only that tells "3." from "3.5" and keeps a closing quote or a smile with its sentence.
+    Where a cut falls depends on the text alone, never on how it was pushed.  A cut waits for the first character
+    after it that can be spoken: only that tells "3." from "3.5" and keeps a closing quote or a smile with its
+    sentence.
     """
 
     def __init__(self, lexicon: Lexicon) -> None:
@@ -491,7 +549,7 @@ class EnglishFrontend:
         self._scanned = 0
         """Characters of `_text` that have been looked at."""
         self._mark = 0
-        """Where the last sentence or clause mark before a space ends, 0 if none; a cut there waits for the next word."""
+        """Where the last sentence or clause mark before a space ends, 0 if none; a cut there waits for a word."""
         self._space = 0
         """Where the last space ends."""
         self._has_spoken = False
@@ -501,7 +559,9 @@ class EnglishFrontend:
         self._text += text
         segments: list[TextSegment] = []
         while (cut := self._next_cut()) is not None:
-            is_clause = not self._mark or (self._text[self._mark - 1] in _CLAUSES and "\n" not in self._text[self._mark : cut])
+            is_clause = not self._mark or (
+                self._text[self._mark - 1] in _CLAUSES and "\n" not in self._text[self._mark : cut]
+            )
             segments += self._take(cut, closed=not is_clause)
         return segments
 

@@ -1,9 +1,9 @@
 """Source-filter synthesis: pitch, voicing and two spectral envelopes in, PCM out.
 
-A pulse train at the pitch carries the harmonic envelope and white noise carries the noise envelope.  Feature frame t stands
-at the *end* of its block of `hop` samples: within the block, pitch and voicing run linearly from frame t-1 to frame t, and
-the source is faded from the filter of frame t-1 to that of frame t.  Filters have minimum phase, hence nothing before their
-input, and so every block is complete when its frame arrives: no look-ahead, no flush.
+A pulse train at the pitch carries the harmonic envelope and white noise carries the noise envelope.  Feature frame t
+stands at the *end* of its block of `hop` samples: within the block, pitch and voicing run linearly from frame t-1 to
+frame t, and the source is faded from the filter of frame t-1 to that of frame t.  Filters have minimum phase, hence
+nothing before their input, and so every block is complete when its frame arrives: no look-ahead, no flush.
 """
 
 from __future__ import annotations
@@ -81,9 +81,7 @@ class SourceFilterHead(nn.Module):
     ) -> SourceFilterState:
         return SourceFilterState(self.cfg, slots, dtype=dtype, device=device)
 
-    def forward(
-        self, features: Tensor, state: SourceFilterState | None = None, slots: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, features: Tensor, state: SourceFilterState | None = None, slots: Tensor | None = None) -> Tensor:
         """Synthesise T feature frames.
 
         features: (B, C, T), the rows that SourceFilterConfig.features names.
@@ -152,7 +150,7 @@ class SourceFilterHead(nn.Module):
             logs.append(bounded[..., low] * (1 - weight) + bounded[..., low + 1] * weight)
         cepstrum = torch.fft.irfft(torch.stack(logs, 1), cfg.fft)
         response = torch.fft.rfft(cepstrum * self._fold.to(values), cfg.fft)
-        # CPU kernels compute what is left over from whole vectors by other code, which rounds differently: leave nothing.
+        # CPU kernels compute what is left over from whole vectors by other code, which rounds differently: leave none.
         bins = response.shape[-1]
         return nn.functional.pad(response, (0, -bins % 16)).exp()[..., :bins]
 

@@ -28,7 +28,7 @@ class Utterance:
     items: list[list[str]]
     """[written, phonemes] of words and punctuation."""
     ends: list[list[float]]
-    """For every item the times, in feature frames, at which its phoneme characters end (a word's first counts the space)."""
+    """For every item the times, in feature frames, at which its phoneme characters end; a word's first is its space."""
 
 
 class Corpus:
@@ -110,7 +110,8 @@ def tokens(utterance: Utterance, *, letters: float, pick: random.Random) -> tupl
     ids: list[int] = []
     ends: list[float] = []
     time = 0.0
-    for index, ((written, phonemes), times) in enumerate(zip(utterance.items, utterance.ends, strict=True)):
+    for index, ((written, phonemes), item_ends) in enumerate(zip(utterance.items, utterance.ends, strict=True)):
+        times = item_ends
         is_mark = phonemes[0] in pronunciation.PUNCTUATION
         if index and not is_mark:
             ids.append(pronunciation.SPACE)
@@ -139,8 +140,10 @@ def _spread(written: str, phonemes: str, start: float, times: list[float]) -> li
     letters = [letter for letter in written.lower() if letter in pronunciation.LETTERS]
     sounds = list(pronunciation.phoneme_tokens(phonemes))
     spans = [times[count - 1] for _, count in sounds]
-    is_vowel = [any(char in pronunciation.VOWELS for char in phonemes[previous:count])
-                for previous, count in zip([0, *(count for _, count in sounds)], [count for _, count in sounds], strict=False)]
+    is_vowel = [
+        any(char in pronunciation.VOWELS for char in phonemes[previous:count])
+        for previous, count in zip([0, *(count for _, count in sounds)], [count for _, count in sounds], strict=False)
+    ]
     # Cheapest monotone path over (letter, sound), each letter on one sound; a letter of the other kind costs 1.
     L, S = len(letters), len(sounds)
     cost = np.full((L, S), np.inf)

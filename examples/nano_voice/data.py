@@ -72,7 +72,11 @@ class Teacher:
         return self.features(harmonic[0], noise[0], free[0], f0[0]), [round(float(units)) for units in durations]
 
     def features(
-        self, harmonic: NDArray[np.float32], noise: NDArray[np.float32], free: NDArray[np.float32], f0: NDArray[np.float32]
+        self,
+        harmonic: NDArray[np.float32],
+        noise: NDArray[np.float32],
+        free: NDArray[np.float32],
+        f0: NDArray[np.float32],
     ) -> NDArray[np.float16]:
         voiced = f0 > 40
         frames = np.arange(len(f0))
@@ -80,20 +84,24 @@ class Teacher:
             log_f0 = np.interp(frames, frames[voiced], np.log(f0[voiced]))
         else:
             log_f0 = np.full(len(f0), np.log(200.0))
-        # The teacher's spectra belong to an inverse STFT of 1200 points whose Hann windows' squares sum to 1.5.  A cosine
-        # of amplitude 1 peaks at 300 there; white noise of unit variance through a filter of gain g sounds as loud as a
-        # random spectrum of mean power 1800 g^2.  Pulses of pitch f0 fill one bin in f0 / 20 with 1.5 times their power.
-        # The free branch (magnitude and phase without a model) is speech too: noise where it hisses, but where the voice
-        # sounds its low part is what the pulses lack, so there most of it goes to the harmonics.
+        # The teacher's spectra belong to an inverse STFT of 1200 points whose Hann windows' squares sum to 1.5.  A
+        # cosine of amplitude 1 peaks at 300 there; white noise of unit variance through a filter of gain g sounds as
+        # loud as a random spectrum of mean power 1800 g^2.  Pulses of pitch f0 fill one bin in f0 / 20 with 1.5 times
+        # their power.
+        # The free branch (magnitude and phase without a model) is speech too: noise where it hisses, but where the
+        # voice sounds its low part is what the pulses lack, so there most of it goes to the harmonics.
         share = np.clip((4000 - np.linspace(0, 12_000, 601)) / 2000, 0, 1)[:, None] * HARMONIC_SHARE * voiced
         free_power = np.exp(2 * np.minimum(free, 7))
         harmonic_power = np.exp(2 * np.minimum(harmonic, 7)) + share * free_power * np.maximum(f0, 40) / 30
         noise_power = 2 * np.exp(2 * np.minimum(noise, 7)) + (1 - share) * free_power
-        rows = np.concatenate([
-            log_f0[None], voiced[None].astype(np.float32),
-            np.maximum(np.log(self._harmonic @ harmonic_power) / 2 - np.log(300), FLOOR),
-            np.maximum(np.log(self._noise @ noise_power) / 2 - np.log(1800) / 2, FLOOR),
-        ])
+        rows = np.concatenate(
+            [
+                log_f0[None],
+                voiced[None].astype(np.float32),
+                np.maximum(np.log(self._harmonic @ harmonic_power) / 2 - np.log(300), FLOOR),
+                np.maximum(np.log(self._noise @ noise_power) / 2 - np.log(1800) / 2, FLOOR),
+            ]
+        )
         # From frames of 12.5 ms to 10 ms; feature t stands at the end of its 10 ms.
         at = (np.arange(int(len(f0) * 1.25)) + 1) * 0.8
         low = np.minimum(at.astype(int), len(f0) - 1)

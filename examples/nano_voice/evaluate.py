@@ -1,6 +1,6 @@
 """Word error of a voice over the held-out sentences, spoken by the engine that serves and heard by the judge.
 
-    python examples/nano_voice/evaluate.py [--model FOLDER] [--json examples/nano_voice/results.json] [--wav FOLDER]
+python examples/nano_voice/evaluate.py [--model FOLDER] [--json examples/nano_voice/results.json] [--wav FOLDER]
 """
 
 from __future__ import annotations
@@ -73,14 +73,25 @@ def main() -> None:
     if arguments.json:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         results = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
-        results.append({
-            "model": arguments.model, "texts": arguments.texts.name, "sentences": len(texts), "sampling": sampling,
-            "commit": commit, "together": arguments.together, "word_error": round(error, 4), "audio_s": round(audio_s, 1),
-            "cpu_s": round(cpu_s, 1), "heard": heard,
-        })
+        results.append(
+            {
+                "model": arguments.model,
+                "texts": arguments.texts.name,
+                "sentences": len(texts),
+                "sampling": sampling,
+                "commit": commit,
+                "together": arguments.together,
+                "word_error": round(error, 4),
+                "audio_s": round(audio_s, 1),
+                "cpu_s": round(cpu_s, 1),
+                "heard": heard,
+            }
+        )
         arguments.json.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-    print(f"RESULT word_error={error:.4f} sentences={len(texts)} audio_s={audio_s:.1f} cpu_s={cpu_s:.1f} "
-          f"real_time_factor={cpu_s / audio_s:.3f}")
+    print(
+        f"RESULT word_error={error:.4f} sentences={len(texts)} audio_s={audio_s:.1f} cpu_s={cpu_s:.1f} "
+        f"real_time_factor={cpu_s / audio_s:.3f}"
+    )
 
 
 if __name__ == "__main__":

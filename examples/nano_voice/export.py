@@ -1,6 +1,6 @@
 """Write the trained parts as the package's voice: half-precision weights, their config and the lexicon.
 
-    python examples/nano_voice/export.py --work nano_work --out breeze_rtc/voices/nano
+python examples/nano_voice/export.py --work nano_work --out breeze_rtc/voices/nano
 """
 
 from __future__ import annotations
@@ -40,10 +40,17 @@ def main() -> None:
     weights = arguments.out / "model.safetensors"
     save_file({name: tensor.half().contiguous() for name, tensor in sorted(tensors.items())}, weights)
     weights.chmod(0o644)
-    config = {"model_type": "breeze_rtc", "preset": "nano", "vocab": VOCABULARY, "voices": ["nano"], "sampling": SAMPLING}
+    config = {
+        "model_type": "breeze_rtc",
+        "preset": "nano",
+        "vocab": VOCABULARY,
+        "voices": ["nano"],
+        "sampling": SAMPLING,
+    }
     (arguments.out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     size = sum(file.stat().st_size for file in arguments.out.iterdir())
-    print(f"{arguments.out}: step {saved['step']}, {sum(t.numel() for t in tensors.values()):,} numbers, {size / 1e6:.2f} MB in all")
+    count = sum(tensor.numel() for tensor in tensors.values())
+    print(f"{arguments.out}: step {saved['step']}, {count:,} numbers, {size / 1e6:.2f} MB in all")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ def plain_words(text: str) -> list[str]:
     text = text.lower().replace("’", "'").replace("%", " percent")
     text = re.sub(r"\$(\d[\d,.]*\d|\d)", r"\1 dollars", text)
     text = re.sub(r"(\d),(\d{3})", r"\1\2", text)
-    text = re.sub(r"\d+(?:st|nd|rd|th)?", lambda match: f" {_numbers.number_to_words(match.group(), andword='')} ", text)
+    text = re.sub(
+        r"\d+(?:st|nd|rd|th)?", lambda match: f" {_numbers.number_to_words(match.group(), andword='')} ", text
+    )
     text = re.sub(r"\b(\w+)-(\w+)\b", r"\1 \2", text)
     return re.sub(r"[^a-z' ]", " ", text).replace("okay", "ok").split()
 
@@ -48,7 +50,12 @@ class Judge:
 
         audio = resample_poly(np.pad(pcm, rate // 10), 16_000 // 1000, rate // 1000).astype(np.float32)
         segments, _ = self._model.transcribe(
-            audio, beam_size=1, temperature=0.0, language="en", condition_on_previous_text=False, without_timestamps=True
+            audio,
+            beam_size=1,
+            temperature=0.0,
+            language="en",
+            condition_on_previous_text=False,
+            without_timestamps=True,
         )
         return "".join(segment.text for segment in segments).strip()
 

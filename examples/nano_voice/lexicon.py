@@ -1,7 +1,7 @@
 """Write the pronunciation lexicon that ships with the voice: one line a word, taken from the teacher's dictionaries.
 
-The teacher's dictionaries are misaki's (Apache-2.0).  Words whose sound depends on the part of speech keep their default;
-the few that are stronger before a pause keep both forms.
+The teacher's dictionaries are misaki's (Apache-2.0).  Words whose sound depends on the part of speech keep their
+default; the few that are stronger before a pause keep both forms.
 
     python examples/nano_voice/lexicon.py --out breeze_rtc/voices/nano/lexicon.txt.gz
 """

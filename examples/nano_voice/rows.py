@@ -1,13 +1,14 @@
 """Training rows of the language model: utterances laid end to end, text and sound, as an agent speaks them.
 
-A row is always full, so nothing is padded.  It may see the next sentence's text before it gets there or not, its sentences
-may come in clauses, and some of its words are spelled: all that happens when text streams in.
+A row is always full, so nothing is padded.  It may see the next sentence's text before it gets there or not, its
+sentences may come in clauses, and some of its words are spelled: all that happens when text streams in.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -56,8 +57,11 @@ class Rows:
         window = np.stack(windows)
         window[window < 0] = total
         return Batch(
-            torch.from_numpy(np.stack(features).astype(np.float32)), segments, torch.from_numpy(window),
-            torch.from_numpy(np.stack(elapsed)), torch.from_numpy(np.stack(advances)),
+            torch.from_numpy(np.stack(features).astype(np.float32)),
+            segments,
+            torch.from_numpy(window),
+            torch.from_numpy(np.stack(elapsed)),
+            torch.from_numpy(np.stack(advances)),
         )
 
     def _row(self, base: int):  # type: ignore[no-untyped-def]
@@ -87,13 +91,18 @@ class Rows:
             stood.append(stand)
             moves.append(np.diff(path))
             sounds.append(rows[late : late + count * STEPS])
-            segments += [ids[low:high] for low, high in zip(cuts, cuts[1:], strict=False)]
+            segments += [ids[low:high] for low, high in pairwise(cuts)]
             frames += count
         if self._pick.random() < 0.5:
             self._look_into_next(windows, base, segments)
         end = self._frames
-        return (np.concatenate(sounds)[: end * STEPS], np.concatenate(windows)[:end], np.concatenate(stood)[:end],
-                np.concatenate(moves)[:end], segments)
+        return (
+            np.concatenate(sounds)[: end * STEPS],
+            np.concatenate(windows)[:end],
+            np.concatenate(stood)[:end],
+            np.concatenate(moves)[:end],
+            segments,
+        )
 
     @staticmethod
     def _look_into_next(windows: list[np.ndarray], base: int, segments: list[list[int]]) -> None:

@@ -2,7 +2,8 @@
 
     python examples/nano_voice/train_codec.py --work nano_work --steps 4000
 
-Resumes from nano_work/codec.pt.  The decoder learns in whitened features; `export.py` folds that scale into its last layer.
+Resumes from nano_work/codec.pt.  The decoder learns in whitened features; `export.py` folds that scale into its last
+layer.
 """
 
 from __future__ import annotations
@@ -235,8 +236,13 @@ def main() -> None:
             log.flush()
             bar.set_postfix(values)
         if (step + 1) % 250 == 0 or step + 1 == arguments.steps:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1,
-                     "counts": model.quantizer.counts, "sums": model.quantizer.sums}
+            state = {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "step": step + 1,
+                "counts": model.quantizer.counts,
+                "sums": model.quantizer.sums,
+            }
             torch.save(state, path.with_suffix(".part"))
             path.with_suffix(".part").rename(path)
 

@@ -189,13 +189,18 @@ def main() -> None:
                 model.load_state_dict(averaged)
                 checked = losses(model, *checks[0], train=False)
                 model.load_state_dict(own)
-            line = {"step": step + 1, "cpu_s": round(time.process_time() - started),
-                    "train": {k: round(v, 3) for k, v in mean.items()},
-                    "validation": {k: round(v.item(), 3) for k, v in checked.items()}}
+            line = {
+                "step": step + 1,
+                "cpu_s": round(time.process_time() - started),
+                "train": {k: round(v, 3) for k, v in mean.items()},
+                "validation": {k: round(v.item(), 3) for k, v in checked.items()},
+            }
             log.write(json.dumps(line) + "\n")
             log.flush()
-            torch.save({"model": own, "averaged": averaged, "optimizer": optimizer.state_dict(), "step": step + 1},
-                       path.with_suffix(".part"))
+            torch.save(
+                {"model": own, "averaged": averaged, "optimizer": optimizer.state_dict(), "step": step + 1},
+                path.with_suffix(".part"),
+            )
             path.with_suffix(".part").rename(path)
 
 

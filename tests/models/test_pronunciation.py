@@ -101,7 +101,13 @@ def test_neighbours_change_small_words(pronunciation: Pronunciation) -> None:
 
 @pytest.mark.parametrize(
     ("word", "phonemes"),
-    [("cats", "kˈæts"), ("libraries", "lˈIbɹˌɛɹiz"), ("dog's", "dˈɔɡz"), ("googled", "ɡˈuɡᵊld"), ("emailing", "ˈimˌAlɪŋ")],
+    [
+        ("cats", "kˈæts"),
+        ("libraries", "lˈIbɹˌɛɹiz"),
+        ("dog's", "dˈɔɡz"),
+        ("googled", "ɡˈuɡᵊld"),
+        ("emailing", "ˈimˌAlɪŋ"),
+    ],
 )
 def test_regular_endings_need_no_entry(pronunciation: Pronunciation, word: str, phonemes: str) -> None:
     """Plurals, possessives, -ed and -ing follow from the stem."""
@@ -173,7 +179,18 @@ def test_offsets_account_for_every_character(pronunciation: Pronunciation, text:
             assert text[:heard] + text[heard:] == text
 
 
-@pytest.mark.parametrize("text", ["a" * 100_000, "1" * 100_000, "word " * 20_000, "." * 100_000, "$" * 100_000, "\U0001f642" * 100_000, "a.b" * 33_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 100_000,
+        "1" * 100_000,
+        "word " * 20_000,
+        "." * 100_000,
+        "$" * 100_000,
+        "\U0001f642" * 100_000,
+        "a.b" * 33_000,
+    ],
+)
 def test_long_texts_take_bounded_time(pronunciation: Pronunciation, text: str) -> None:
     """100 000 characters of anything are cut into short segments in seconds, with no square in it."""
     started = time.process_time()
