@@ -42,6 +42,9 @@ class RopeConfig:
     `original_length / high` stay, and those between are blended."""
 
 
+_WIDE = frozenset((torch.float32, torch.float64))
+
+
 class KVCache(Protocol):
     """Where attention layers leave keys and values for later positions, and look at those of earlier ones."""
 
@@ -68,7 +71,13 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.unit_offset:
             return F.rms_norm(x.float(), self.shape, 1.0 + self.weight.float(), self.eps).type_as(x)
-        if x.dtype in {torch.float32, torch.float64}:
+        if x.dtype in _WIDE:
+            if not torch.is_grad_enabled():
+                # The mean square as a product of each row with itself: half the time of rms_norm for the few rows of a step
+                # on CPU, and the same sum for a row whatever stands beside it.
+                rows = x.reshape(-1, 1, self.shape[0])
+                square = torch.bmm(rows, rows.transpose(1, 2)).mul_(1 / self.shape[0]).add_(self.eps)
+                return x * square.rsqrt_().view(*x.shape[:-1], 1) * self.weight
             return F.rms_norm(x, self.shape, self.weight, self.eps)
         # Llama and Qwen cast back before they multiply; doing it after gives other bfloat16 roundings.
         return F.rms_norm(x.float(), self.shape, None, self.eps).type_as(x) * self.weight
@@ -129,11 +138,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: b
     """
     B, T, heads, D = q.shape
     groups = heads // k.shape[1]
-    if T == 1 and not is_causal:
-        # One query: the heads of a group are the rows of one small product, and no key is copied for them.
+    if T == 1 and mask is None:
+        # One query that sees every column, as in the depth decoder.  The heads of a group are the rows of one small
+        # product, and no key is copied for them.
         scores = q.view(B, k.shape[1], groups, D) @ k.transpose(-1, -2)
-        scores = scores * D**-0.5 if mask is None else torch.add(mask[:, None], scores, alpha=D**-0.5)
-        return (scores.softmax(-1, dtype=torch.float32).type_as(v) @ v).view(B, 1, heads * D)
+        weights = (scores * D**-0.5).softmax(-1, dtype=torch.float32)
+        return (weights.type_as(v) @ v).view(B, 1, heads * D)
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.repeat_interleave(groups, 1) if groups > 1 else k,
@@ -176,7 +186,7 @@ class Attention(nn.Module):
         weight = torch.cat((self.q_norm.expand(c.heads, -1), self.k_norm.expand(c.kv_heads, -1)))
         if self.unit_offset:
             return (F.rms_norm(qk.float(), (c.head_dim,), None, c.eps) * (1.0 + weight.float())).type_as(qk)
-        if qk.dtype in {torch.float32, torch.float64}:
+        if qk.dtype in _WIDE:
             return F.rms_norm(qk, (c.head_dim,), None, c.eps) * weight
         return F.rms_norm(qk.float(), (c.head_dim,), None, c.eps).type_as(qk) * weight
 

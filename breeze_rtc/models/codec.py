@@ -414,13 +414,21 @@ class CodecDecoder(nn.Module):
         out: Tensor = self.to_features(self.trunk(mixed, tape)).transpose(1, 2)
         return out
 
-    def forward(self, codes: Tensor, state: CodecState | None = None, slots: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        codes: Tensor,
+        state: CodecState | None = None,
+        slots: Tensor | None = None,
+        *,
+        live: int | None = None,
+    ) -> Tensor:
         """Decode codec frames.
 
         codes: (B, K, T) int64, T >= 1.
         state, slots: continue the streams in these slots, (B,) int64, distinct but for the dummy; updated in place.
         Without them the codes are whole sequences from their start.
-        Returns (B, T * frame_samples) in [-1, 1].
+        live: rows after the first `live` are pads; a head without matrix products leaves them out.
+        Returns (B or live, T * frame_samples) in [-1, 1].
         """
         tape = None
         head_state = None
@@ -431,7 +439,9 @@ class CodecDecoder(nn.Module):
         mixed = self.mix(*self.dequantize(codes))
         samples: Tensor
         if self.to_features is not None:
-            samples = self.synthesis(self.features_of(mixed, tape), head_state, slots)
+            # Half of nano's codec time is the synthesis: pads are there for the trunk's products and end here.
+            features = self.features_of(mixed, tape)[:live]
+            samples = self.synthesis(features, head_state, None if slots is None else slots[:live])
         else:
             samples = self.snake_head(self.trunk(mixed, tape), tape)
         if state is not None and tape is not None and slots is not None:

@@ -494,7 +494,7 @@ class Executor:
             starts = torch.tensor([s.decoded for s in streams] + [0] * (bucket - len(streams)), device=self.device)
             places = (starts[:, None] + torch.arange(count, device=self.device)) % RING_FRAMES
             codes = self._ring[batch.slots[:, None], places].transpose(1, 2)
-            pcm = self.model.codec(codes, self._codec_state, batch.slots).float().cpu().numpy()
+            pcm = self.model.codec(codes, self._codec_state, batch.slots, live=len(streams)).float().cpu().numpy()
             for row, s, samples in zip(members, streams, pcm, strict=False):
                 if not np.isfinite(samples).all():
                     results[row.stream] = RowResult(row.stream, error="the codec's samples are not finite")
