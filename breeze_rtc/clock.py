@@ -1,7 +1,7 @@
 """The only module that reads the machine's clock.
 
-Clock times are integer nanoseconds on the monotonic clock, which all processes of one machine share; media positions are
-integer samples.  Integers need no epsilon: a scheduler that asks to be woken at `t` finds, at `t`, that it is `t`.
+Clock times are integer nanoseconds on the monotonic clock, which all processes of one machine share; media positions
+are integer samples.  Integers need no epsilon: a scheduler that asks to be woken at `t` finds, at `t`, that it is `t`.
 """
 
 from __future__ import annotations
