@@ -73,8 +73,8 @@ class RMSNorm(nn.Module):
             return F.rms_norm(x.float(), self.shape, 1.0 + self.weight.float(), self.eps).type_as(x)
         if x.dtype in _WIDE:
             if not torch.is_grad_enabled():
-                # The mean square as a product of each row with itself: half the time of rms_norm for the few rows of a step
-                # on CPU, and the same sum for a row whatever stands beside it.
+                # The mean square as a product of each row with itself: half the time of rms_norm for the few rows of a
+                # step on CPU, and the same sum for a row whatever stands beside it.
                 rows = x.reshape(-1, 1, self.shape[0])
                 square = torch.bmm(rows, rows.transpose(1, 2)).mul_(1 / self.shape[0]).add_(self.eps)
                 return x * square.rsqrt_().view(*x.shape[:-1], 1) * self.weight
@@ -143,7 +143,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: b
         # product, and no key is copied for them.
         scores = q.view(B, k.shape[1], groups, D) @ k.transpose(-1, -2)
         weights = (scores * D**-0.5).softmax(-1, dtype=torch.float32)
-        return (weights.type_as(v) @ v).view(B, 1, heads * D)
+        seen: Tensor = weights.type_as(v) @ v
+        return seen.view(B, 1, heads * D)
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.repeat_interleave(groups, 1) if groups > 1 else k,

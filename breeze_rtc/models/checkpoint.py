@@ -1,8 +1,8 @@
 """Weights from files: names and shapes are checked before anything is computed, and every error names its tensor.
 
-Two kinds of folder are read.  Our own hold `model.safetensors` under the names of our modules.  The published Breeze TTS 2
-holds sharded files under other names; `_breeze` lists, for each of our tensors, where its pieces are.  What the checkpoint
-carries besides (an unused text embedding, the codec of an older release) is never read.
+Two kinds of folder are read.  Our own hold `model.safetensors` under the names of our modules.  The published Breeze
+TTS 2 holds sharded files under other names; `_breeze` lists, for each of our tensors, where its pieces are.  What the
+checkpoint carries besides (an unused text embedding, the codec of an older release) is never read.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from breeze_rtc.models.text_encoder import TextEncoderConfig
 SEED = 20_260_101
 BREEZE_REPOSITORY = "BreezeBlue/Breeze-TTS-2"
 BREEZE_LICENCE = (
-    "The weights of Breeze TTS 2 (RESONIA INC.) are under the BreezeBlue Research and Non-Commercial Licence: no commercial "
-    "use of the weights, of what is derived from them, or of sound made with them; serving them counts as commercial use."
+    "The weights of Breeze TTS 2 (RESONIA INC.) are under the BreezeBlue Research and Non-Commercial Licence: no "
+    "commercial use of the weights, of what is derived from them, or of sound made with them; serving them counts as "
+    "commercial use."
 )
 
 
@@ -123,7 +124,7 @@ class Weights:
         return tensor
 
 
-# ---- our own folders ---------------------------------------------------------------------------------------------------
+# ---- our own folders -----------------------------------------------------------------------------------------------
 
 
 def _load_own(folder: Path, config: dict[str, Any]) -> SpeechModel:
@@ -156,7 +157,7 @@ def _nano_frontend(folder: Path) -> Callable[[str], TextFrontend]:
     return lambda _voice: pronunciation.frontend()
 
 
-# ---- Breeze TTS 2 --------------------------------------------------------------------------------------------------------
+# ---- Breeze TTS 2 --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,7 +478,7 @@ def _breeze_codec(c: CodecConfig) -> Iterator[_Source]:
     yield from _conv("codec.snake_head.last", f"decoder.decoder.{last + 1}.conv", width, 1, SNAKE_KERNEL)
 
 
-# ---- files ---------------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------------------------
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -507,6 +508,7 @@ def _hugging_face_folder(repository: str) -> Path:
     found = sorted(snapshots.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise CheckpointError(
-            f"{repository} is not in the Hugging Face cache ({base}): run 'hf download {repository}', or give its folder"
+            f"{repository} is not in the Hugging Face cache ({base}): "
+            f"run 'hf download {repository}', or give its folder"
         )
     return found[-1].parent

@@ -1,12 +1,13 @@
 """The codec decoder: frames of codes -> samples, in any number of pieces.
 
-The trunk (residual codebooks, causal convolution, sliding-window transformer, upsampling) is that of the 12.5 Hz codec of
-Qwen3-TTS; what follows it is `snake` (that codec's transposed convolutions, Breeze TTS 2) or `source_filter` (features for
-our own head, nano).  Everything is causal: T frames give T * frame_samples samples at once and nothing is left to flush.
+The trunk (residual codebooks, causal convolution, sliding-window transformer, upsampling) is that of the 12.5 Hz codec
+of Qwen3-TTS; what follows it is `snake` (that codec's transposed convolutions, Breeze TTS 2) or `source_filter`
+(features for our own head, nano).  Everything is causal: T frames give T * frame_samples samples at once and nothing is
+left to flush.
 
-Arrays are channels last, (B, T, C), and a convolution is one matrix product over the taps laid side by side.  That keeps a
-sample independent of how many frames and rows were computed with it: on CPU the result does not depend on the chunking,
-bit for bit, where a library convolution picks its algorithm, and so its rounding, by shape.
+Arrays are channels last, (B, T, C), and a convolution is one matrix product over the taps laid side by side.  That
+keeps a sample independent of how many frames and rows were computed with it: on CPU the result does not depend on the
+chunking, bit for bit, where a library convolution picks its algorithm, and so its rounding, by shape.
 """
 
 from __future__ import annotations
@@ -172,7 +173,8 @@ class CausalUpsample(Streaming):
         self.past_size = inputs if overlap else 0
         taps = 2 if overlap else 1
         self.weight = nn.Parameter(torch.empty(stride * outputs, taps * inputs))
-        """(stride * outputs, taps * inputs): rows by output phase, then channel; columns previous step, then current."""
+        """(stride * outputs, taps * inputs): rows by output phase, then channel; columns previous step, then
+        current."""
         self.bias = nn.Parameter(torch.zeros(outputs))
         nn.init.kaiming_uniform_(self.weight, a=5**0.5)
 
@@ -362,7 +364,7 @@ class CodecDecoder(nn.Module):
         return size + sum(part.past_size for part in self.modules() if isinstance(part, Streaming))
 
     def new_state(self, slots: int) -> CodecState:
-        """State for `slots` streams and the dummy slot, all before their first frame, of the weights' type and device."""
+        """State for `slots` streams and the dummy slot, all before their first frame, where the weights are."""
         like = self.codebooks
         head = self.synthesis.new_state(slots, dtype=like.dtype, device=like.device) if self.to_features else None
         return CodecState(
@@ -402,7 +404,8 @@ class CodecDecoder(nn.Module):
         x = self.leave(self.norm(h))
         for upsample, refine in zip(self.upsamplers, self.refiners, strict=True):
             x = refine(upsample(x), tape)
-        return x
+        out: Tensor = x
+        return out
 
     def features(self, codes: Tensor) -> Tensor:
         """source_filter only: codes (B, K, T) -> (B, C, T * steps), a whole sequence from its start, no synthesis."""

@@ -1,8 +1,8 @@
 """The depth decoder: the hidden state of a frame and its code 0 -> the codes of the other codebooks, one by one.
 
-A small Llama-type decoder of the CSM kind that starts anew for every frame: position 0 reads the backbone's hidden state,
-position p >= 1 reads the code of codebook p - 1, and the output at position p gives codebook p through a head of its own.
-Its embedding table is also the backbone's: `embed_frame`.
+A small Llama-type decoder of the CSM kind that starts anew for every frame: position 0 reads the backbone's hidden
+state, position p >= 1 reads the code of codebook p - 1, and the output at position p gives codebook p through a head of
+its own.  Its embedding table is also the backbone's: `embed_frame`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Text fed one item per frame: a pointer walks over the encoder's vectors while speech goes on.
 
-At each frame the backbone sees the vectors at the pointer and the two after it, and how long the pointer has stood there;
-after the frame a head says how many tokens the pointer moves on.  The pointer leaving the last token ends the speech, and
-its path says which sample speaks which token.
+At each frame the backbone sees the vectors at the pointer and the two after it, and how long the pointer has stood
+there; after the frame a head says how many tokens the pointer moves on.  The pointer leaving the last token ends the
+speech, and its path says which sample speaks which token.
 """
 
 from __future__ import annotations

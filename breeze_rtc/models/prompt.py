@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 from breeze_rtc.errors import BadText
@@ -83,8 +84,8 @@ def template(text: str, voice: Voice) -> tuple[list[Part], list[Part] | None]:
 
 
 def tokenise(parts: list[Part], tokenizer: Tokenizer) -> list[list[int]]:
-    """Token ids of each part, found the way the model was trained: each text part makes a round trip through the tokenizer,
-    then the whole row is encoded at once and cut where the parts by themselves would end.
+    """Token ids of each part, found the way the model was trained: each text part makes a round trip through the
+    tokenizer, then the whole row is encoded at once and cut where the parts by themselves would end.
 
     Raises BadText if the two disagree; that text cannot be spoken.
     """
@@ -99,7 +100,7 @@ def tokenise(parts: list[Part], tokenizer: Tokenizer) -> list[list[int]]:
     if sum(lengths) != len(ids):
         raise BadText("the tokenizer joins this text with its surroundings; change its first or last character")
     cuts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
-    return [ids[start:end] for start, end in zip(cuts, cuts[1:], strict=False)]
+    return [ids[start:end] for start, end in pairwise(cuts)]
 
 
 class PromptFrontend:

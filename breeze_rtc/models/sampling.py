@@ -121,8 +121,9 @@ def combine(conditional: Tensor, unconditional: Tensor, scale: Tensor) -> Tensor
 
 
 def choose(logits: Tensor, noise: Tensor | None, rows: RowSampling) -> Tensor:
-    """logits (R, V) float32, reserved ids at -inf; noise (R, V) of `gumbel`, unused when all rows are greedy -> (R,) int64.
+    """Draw one code a row: (R,) int64.
 
+    logits: (R, V) float32, reserved ids at -inf.  noise: (R, V) of `gumbel`; not needed when all rows are greedy.
     Temperature, then top-k (ties with the k-th stay), then top-p (the first always stays), then one draw.
     """
     if rows.is_greedy:

@@ -1,8 +1,8 @@
 """The five parts of one model, and what differs between models beyond their sizes.
 
-Two ways of feeding text are known.  *prefix*: the encoded text is the backbone's prompt (Breeze TTS 2).  *per_frame*: each
-frame brings one item of text beside the previous frame's codes, and a pointer walks over the text (nano; Qwen3-TTS adds
-one text token a frame in the same manner).
+Two ways of feeding text are known.  *prefix*: the encoded text is the backbone's prompt (Breeze TTS 2).  *per_frame*:
+each frame brings one item of text beside the previous frame's codes, and a pointer walks over the text (nano; Qwen3-TTS
+adds one text token a frame in the same manner).
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ class TextSegment:
 
 
 class TextFrontend(Protocol):
-    """Written text in, segments out; one per stream.  The last `ends` of a stream is the length of its text."""
+    """Written text in, segments out; one per stream.
+
+    The last `ends` of a stream is the length of its text.  Each segment but the last has at least three tokens: the
+    pointer looks two ahead, and what it sees must not depend on when the next segment comes.
+    """
 
     def push(self, text: str) -> list[TextSegment]:
         """More text; return the segments that are complete now."""
@@ -94,12 +98,13 @@ class SpeechModel(nn.Module):
     def load(cls, name_or_path: str = "nano") -> SpeechModel:
         """A ready model by the name of a preset or the folder of a checkpoint.  Raises CheckpointError.
 
-        `nano` comes with the package; `breeze-tts-2` is looked for in the Hugging Face cache, or give its folder; `tiny` and
-        `tiny-pointer` are made on the spot, speak noise and need no file.
+        `nano` comes with the package; `breeze-tts-2` is looked for in the Hugging Face cache, or give its folder;
+        `tiny` and `tiny-pointer` are made on the spot, speak noise and need no file.
         """
-        from breeze_rtc.models import checkpoint
+        # Reading weights knows this class, so this class meets it late.
+        from breeze_rtc.models.checkpoint import load
 
-        return checkpoint.load(name_or_path)
+        return load(name_or_path)
 
     def silence_reserved(self, logits: Tensor) -> Tensor:
         """Set the logits of reserved ids, (..., V) float32, to -inf in place."""
@@ -109,14 +114,15 @@ class SpeechModel(nn.Module):
         return logits
 
     def embed_audio(self, segment: TextSegment) -> Tensor:
-        """A segment of reference audio -> (frames + 1, hidden): its frames' embeddings, then that of the all-zero frame."""
+        """A segment of reference audio -> (frames + 1, hidden): its frames' embeddings, then that of the all-zero
+        frame."""
         device = self.depth.table.weight.device
         codes = torch.tensor([*segment.codes, (0,) * self.config.depth.codebooks], device=device)
         return self.depth.embed_frame(codes)
 
 
 class ByteFrontend:
-    """Text as UTF-8 bytes, cut after punctuation or at 128 bytes: the front end of models that speak noise.
+    """Text as UTF-8 bytes, cut after punctuation or at 32 characters: the front end of models that speak noise.
 
     whole: keep everything until the end, in one segment, as prefix models need it.
     """
@@ -130,7 +136,7 @@ class ByteFrontend:
         self._text += text
         segments = []
         while not self._whole:
-            cut = next((i + 1 for i, char in enumerate(self._text[:32]) if char in ".,!?;:"), 32)
+            cut = next((i + 1 for i, char in enumerate(self._text[:32]) if char in ".,!?;:" and i >= 2), 32)
             if len(self._text) < cut:
                 break
             segments.append(self._segment(cut))

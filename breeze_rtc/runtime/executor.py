@@ -1,9 +1,9 @@
-"""Runs one `Step` at a time: gathers the state of its rows, pads them to the bucket, calls the stage, scatters the state back.
+"""Runs one `Step` at a time: gathers the state of its rows, pads them, calls the stage, scatters the state back.
 
-The scheduler has chosen; nothing is decided here.  Pads point at the dummy slot and the dummy page, so they touch nobody.
-A row's result does not depend on what else is in the step: shapes that would make a CPU kernel round differently are
-avoided (`MIN_ROWS`, and see `kv_cache` and `codec`), and randomness is a hash of the stream's own seed.  So eight streams
-together say, sample for sample, what each says alone.
+The scheduler has chosen; nothing is decided here.  Pads point at the dummy slot and the dummy page, so they touch
+nobody.  A row's result does not depend on what else is in the step: shapes that would make a CPU kernel round
+differently are avoided (`MIN_ROWS`, and see `kv_cache` and `codec`), and randomness is a hash of the stream's own seed.
+So eight streams together say, sample for sample, what each says alone.
 
 On the way from queue to queue a step waits for the device once, to learn what ended and how far the text has been read.
 """
@@ -29,7 +29,8 @@ from breeze_rtc.runtime.kv_cache import KVRow, PagedKV, PageTable
 from breeze_rtc.scheduling.step import Row, RowResult, Stage, StageSpec, Step, StepResult
 
 MIN_ROWS = 4
-"""Matrix products of fewer rows run in other CPU kernels, which round differently; from here on rows are independent."""
+"""Matrix products of fewer rows run in other CPU kernels, which round differently; from here on rows are
+independent."""
 RING_FRAMES = 256
 """Frames a stream may have made and not yet decoded."""
 TEXT_STEP = 16
@@ -39,7 +40,7 @@ TEXT_STEP = 16
 class _Stream:
     """One utterance: what is kept of it on the host, and its text."""
 
-    def __init__(self, slot: int, seed: int, sampling: Sampling, page_tokens: int, rows: int, like: Tensor) -> None:
+    def __init__(self, slot: int, seed: int, sampling: Sampling, *, page_tokens: int, rows: int, like: Tensor) -> None:
         self.slot = slot
         self.seed = seed
         self.sampling = sampling
@@ -145,8 +146,8 @@ class Executor:
             )
             self._codec_state = model.codec.new_state(max_streams)
             slots = max_streams + 1
-            # Codes of the frame in work or just made; hidden states of the frame in work, one per guidance row; codes of
-            # frames not decoded yet; classes of codebook 0 that a stream has used.
+            # Codes of the frame in work or just made; hidden states of the frame in work, one per guidance row; codes
+            # of frames not decoded yet; classes of codebook 0 that a stream has used.
             self._codes = torch.zeros(slots, codebooks, dtype=torch.int64, device=self.device)
             self._hidden = weight.new_zeros(slots, 2, block.hidden)
             self._ring = torch.zeros(slots, RING_FRAMES, codebooks, dtype=torch.int64, device=self.device)
@@ -186,9 +187,9 @@ class Executor:
                 slot,
                 seed & 0x7FFFFFFFFFFFFFFF,
                 chosen,
-                self._kv.page_tokens,
-                1 if chosen.cfg_scale == 1 else 2,
-                self._text_like,
+                page_tokens=self._kv.page_tokens,
+                rows=1 if chosen.cfg_scale == 1 else 2,
+                like=self._text_like,
             )
 
     def add_text(self, stream: int, segment: TextSegment) -> int:
@@ -213,8 +214,9 @@ class Executor:
     def take(self, stream: int) -> tuple[NDArray[np.float32], tuple[TextMark, ...]]:
         """The sound the codec has made since the last call, and the marks that lie in it.
 
-        Marks of a pointer model are exact to a frame.  A prefix model does not say where it is in its text, so its marks
-        share the characters out evenly over the duration expected of that many tokens, and may be off by a word or more.
+        Marks of a pointer model are exact to a frame.  A prefix model does not say where it is in its text, so its
+        marks share the characters out evenly over the duration expected of that many tokens, and may be off by a word
+        or more.
         """
         s = self._streams[stream]
         pcm = np.concatenate(s.pcm) if s.pcm else np.empty(0, np.float32)
@@ -225,7 +227,7 @@ class Executor:
         return pcm, ready
 
     def close(self, stream: int) -> None:
-        """Forget a stream; closing one that is not open is nothing.  Its slot and pages may be given to others at once."""
+        """Forget a stream, if it is open.  Its slot and pages may be given to others at once."""
         self._streams.pop(stream, None)
 
     # ---- steps -------------------------------------------------------------------------------------------------------
@@ -401,7 +403,8 @@ class Executor:
             noise = gumbel(batch.seeds, frames, self._first_codebook, logits.shape[-1])[:, 0]
         codes = choose(logits, noise, values)
         self._seen[batch.slots, codes] = True
-        # The class that ends speech is no code; a pad may have drawn it too, and its slot is embedded and decoded again.
+        # The class that ends speech is no code; a pad may have drawn it too, and its slot is embedded and decoded
+        # again.
         is_end = codes == model.config.end_class if model.config.end_class is not None else None
         self._codes[batch.slots, 0] = codes if is_end is None else codes.masked_fill(is_end, 0)
         columns = [codes, is_good.long()]

@@ -1,11 +1,11 @@
 """Keys and values of the backbone, in pages that streams hold and give back.
 
-One pool holds all layers.  A step gathers the columns its rows may see into one tensor, the layers add their new ones, and
-`commit` writes those back: two copies per step whatever the number of layers, and the layers see plain tensors.
+One pool holds all layers.  A step gathers the columns its rows may see into one tensor, the layers add their new ones,
+and `commit` writes those back: two copies per step whatever the number of layers, and the layers see plain tensors.
 
-A row's columns stand where its own history puts them, whatever else is in the step: position p in column p (all history)
-or the last `window - 1` positions right-aligned (sliding window), the new ones last, and the number of columns a multiple
-of 16.  Columns a row may not see add exact zeros, so its sums come out the same, bit for bit, in any batch.
+A row's columns stand where its own history puts them, whatever else is in the step: position p in column p (all
+history) or the last `window - 1` positions right-aligned (sliding window), the new ones last, and the number of columns
+a multiple of 16.  Columns a row may not see add exact zeros, so its sums come out the same, bit for bit, in any batch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class KVRow:
 
 
 class PagedKV:
-    """The pool.  One page more than asked for is the dummy: pads read its first token, always zero, and write its second."""
+    """The pool.  One page more than asked for is the dummy: pads read its first token, always zero, and write its
+    second."""
 
     def __init__(
         self,
@@ -75,8 +76,8 @@ class PagedKV:
         self.window = window
         shape = (layers, 2, kv_heads, (pages + 1) * page_tokens, head_dim)
         self.pool = torch.zeros(shape, dtype=dtype, device=device)
-        """(layers, keys and values, kv_heads, tokens, head_dim): heads outermost, so that gathered columns of one head are
-        the rows of one matrix."""
+        """(layers, keys and values, kv_heads, tokens, head_dim): heads outermost, so that gathered columns of one head
+        are the rows of one matrix."""
         self.zero = pages * page_tokens
         self.trash = self.zero + 1
 

@@ -1,7 +1,8 @@
 """A tiny Breeze checkpoint under the published names, and the public classes that compute the same: the oracle.
 
-transformers has the text encoder, the backbone and the depth decoder; qwen-tts has the codec decoder.  They are joined here
-by hand, as the published model joins them.  Importing transformers takes seconds, so it happens once, on first use.
+transformers has the text encoder, the backbone and the depth decoder; qwen-tts has the codec decoder.  They are joined
+here by hand, as the published model joins them.  Importing transformers takes seconds, so it happens once, on first
+use.
 """
 
 from __future__ import annotations
@@ -115,8 +116,8 @@ CONFIG = {
 
 @contextmanager
 def _without(*names: str) -> Iterator[None]:
-    """These modules cannot be imported for a while: transformers looks for them, needs none of them here, and a build of
-    torchaudio for another torch breaks it."""
+    """These modules cannot be imported for a while: transformers looks for them, needs none of them here, and a build
+    of torchaudio for another torch breaks it."""
     kept = {name: sys.modules.get(name) for name in names}
     sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]
     try:

@@ -1,4 +1,4 @@
-"""Every stage against the public classes, over a tiny checkpoint that is written, then loaded, under the published names."""
+"""Every stage against the public classes, over a tiny checkpoint written and loaded under the published names."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def test_depth(reference: Reference, model: SpeechModel) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("chunk", [1, 2, 4, 8, 16])
 def test_codec_in_chunks(reference: Reference, model: SpeechModel, chunk: int) -> None:
-    """Fed in chunks, in float64, far past the attention window of 6 frames, the codec says what the public one says of the
-    whole."""
+    """Fed in chunks, in float64, far past the attention window of 6 frames, the codec says what the public one says of
+    the whole."""
     assert reference.codec is not None
     codec = CodecDecoder(model.config.codec).double()
     codec.load_state_dict(model.codec.double().state_dict())
@@ -150,10 +150,13 @@ def speak(model: SpeechModel, segments: list[TextSegment], frames: int, scale: f
 @torch.no_grad()
 @pytest.mark.parametrize("chunk", [5, 100])
 def test_greedy_codes_of_a_cloned_voice(reference: Reference, model: SpeechModel, chunk: int) -> None:
-    """Text, reference audio and text as the prompt: eight frames of greedy codes are identical to the public classes'."""
+    """Text, reference audio and text as the prompt: eight frames of greedy codes are identical to the public
+    classes'."""
     audio = ((1, 2, 3, 4), (5, 6, 7, 8), (9, 10, 11, 12))
     frames = torch.tensor([*audio, (0, 0, 0, 0)])
-    expected = reference.generate([[reference.encode(TOKENS[:7]), reference.embed(frames), reference.encode(TOKENS)]], 8)
+    expected = reference.generate(
+        [[reference.encode(TOKENS[:7]), reference.embed(frames), reference.encode(TOKENS)]], 8
+    )
     segments = [
         TextSegment(tuple(TOKENS[:7]), (0,) * 7),
         TextSegment((40, 40, 40, 41), (0,) * 4, codes=audio),
@@ -185,8 +188,8 @@ def test_guidance_of_one_changes_nothing() -> None:
 
 
 def test_the_published_size_of_the_codec_state() -> None:
-    """At the published dimensions a stream's state is the 1,314,880 numbers that were counted in the public decoder, less
-    the column of the current frame."""
+    """At the published dimensions a stream's state is the 1,314,880 numbers that were counted in the public decoder,
+    less the column of the current frame."""
     from breeze_rtc.models.attention import BlockConfig, RopeConfig
     from breeze_rtc.models.codec import CodecConfig
 

@@ -170,7 +170,8 @@ class ExecutorDriver:
         return u.sound
 
     def speak_together(self, streams: list[int], frames: int, seed: int) -> dict[int, NDArray[np.float32]]:
-        """All streams at once: they join at random times, and every step takes a random part of them in random order."""
+        """All streams at once: they join at random times, and every step takes a random part of them in random
+        order."""
         rng = random.Random(seed)
         waiting, joined = list(streams), []
         while waiting or any(self.goes_on(stream, frames) for stream in joined):

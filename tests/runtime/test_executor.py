@@ -19,7 +19,16 @@ from breeze_rtc.scheduling.step import Row, Stage, Step
 
 FEEDS = ("tiny", "tiny-pointer")
 FRAMES = 18
-TEXTS = ["one, two. ", "a somewhat longer text, in two parts.", "x", "what? " * 7, "yes", "no. " * 20, "hm, hm", "eight"]
+TEXTS = [
+    "one, two. ",
+    "a somewhat longer text, in two parts.",
+    "x",
+    "what? " * 7,
+    "yes",
+    "no. " * 20,
+    "hm, hm",
+    "eight",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,8 +75,8 @@ def lone(
 
 
 def test_together_is_alone(model: SpeechModel) -> None:
-    """Eight streams that join at random, run in random parts and are decoded in random chunks each say, sample for sample,
-    what each says alone."""
+    """Eight streams that join at random, run in random parts and are decoded in random chunks each say, sample for
+    sample, what each says alone."""
     driver = ExecutorDriver(model)
     slots = np.random.default_rng(1).permutation(8).tolist()
     for stream, text in enumerate(TEXTS):
@@ -200,7 +209,7 @@ def test_too_many_frames_wait_for_the_codec(pointer: SpeechModel) -> None:
     assert "wait for the codec" in driver.run(Stage.DEPTH, {1: (RING_FRAMES, 1)}, 4)[1].error
 
 
-# ---- text fed per frame ------------------------------------------------------------------------------------------------
+# ---- text fed per frame --------------------------------------------------------------------------------------------
 
 
 def _segments(model: SpeechModel, text: str) -> list[TextSegment]:
@@ -274,7 +283,7 @@ def test_no_text_is_no_speech(pointer: SpeechModel) -> None:
     assert driver.run(Stage.PREFILL, {1: (0, 1)}, 4)[1].ended
 
 
-# ---- text as a prefix --------------------------------------------------------------------------------------------------
+# ---- text as a prefix ----------------------------------------------------------------------------------------------
 
 
 def test_end_class_ends_the_speech(prefix: SpeechModel) -> None:
@@ -318,7 +327,8 @@ def _guided(prefix: SpeechModel) -> list[TextSegment]:
 
 @pytest.mark.parametrize("chunk", [1 << 30, 5])
 def test_guided_streams_keep_beside_plain_ones(prefix: SpeechModel, chunk: int) -> None:
-    """Two backbone rows of unequal length per guided stream: the same alone and in a mixed batch, whatever the prefill."""
+    """Two backbone rows of unequal length per guided stream: the same alone and in a mixed batch, whatever the
+    prefill."""
     options = {"seed": 9, "sampling": Sampling(cfg_scale=3.0)}
     lone = ExecutorDriver(prefix)
     lone.open(1, 5, _guided(prefix), **options)
@@ -347,7 +357,7 @@ def test_guidance_changes_the_speech(prefix: SpeechModel) -> None:
     assert not np.array_equal(sounds[0], sounds[1])
 
 
-# ---- opening and the rest ----------------------------------------------------------------------------------------------
+# ---- opening and the rest ------------------------------------------------------------------------------------------
 
 
 def test_open_checks_what_it_is_given(pointer: SpeechModel) -> None:

@@ -76,7 +76,8 @@ def test_pieces_are_the_whole(window: int | None, cuts: tuple[int, ...]) -> None
 
 @pytest.mark.parametrize("window", [None, 5])
 def test_rows_of_unequal_length_in_one_step(window: int | None) -> None:
-    """A row that is new, one that is long and one that brings several positions share a step without seeing each other."""
+    """A row that is new, one that is long and one that brings several positions share a step without seeing each
+    other."""
     model = backbone(window)
     kv = paged(model, pages=20)
     xs = [torch.randn(n, 32, dtype=torch.float64) for n in (3, 30, 12)]
