@@ -77,9 +77,7 @@ def main() -> None:
     }
     figures |= {"first_sound_worst_ms": round(max(columns["first_sound_ms"])), "gaps": gaps, "turns": len(turns)}
     if arguments.json:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip()
+        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
         about = {
             "machine": f"{platform.processor() or platform.machine()}, {platform.system()}",
             "versions": {name: version(name) for name in ("aiortc", "torch", "av")} | {"chromium": chromium_version},

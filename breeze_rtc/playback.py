@@ -1,7 +1,7 @@
 """The seam between what computes speech and what carries it to an ear.
 
-Sound goes forward through an `AudioSink`; what the listener has really heard comes back as a `PlaybackReport`.  The runtime
-and the transports know only this module of each other.
+Sound goes forward through an `AudioSink`; what the listener has really heard comes back as a `PlaybackReport`.  The
+runtime and the transports know only this module of each other.
 """
 
 from __future__ import annotations
