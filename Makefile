@@ -1,5 +1,7 @@
 # Two commands are all: `make demo` opens the page, `make test` runs every check.  Both set up what they need, once.
-PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
+# The first that really runs (a version manager may leave names that do not) and is new enough.
+NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do $$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.installed
@@ -24,8 +26,8 @@ clean:
 
 # The interpreter must be 3.11 or newer and able to make virtual environments; say so in words otherwise.
 $(STAMPS)/venv:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "breeze_rtc needs Python 3.11 or newer; found $$($(PYTHON) --version). Try: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(or $(PYTHON),false) $(NEW_ENOUGH) || \
+	  { echo "breeze_rtc needs Python 3.11 or newer, and found none. Try: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "Python cannot make a virtual environment here. On Debian: apt-get install python3-venv"; exit 1; }
 	@mkdir -p $(STAMPS) && touch $@
