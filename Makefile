@@ -13,7 +13,7 @@ PORT ?= 8000
 demo: $(STAMPS)/demo
 	$(BIN)/breeze-rtc demo --host $(HOST) --port $(PORT)
 
-test: $(STAMPS)/dev $(STAMPS)/chromium check
+test: $(STAMPS)/dev $(STAMPS)/system check
 	$(BIN)/pytest
 
 check: $(STAMPS)/dev
@@ -44,10 +44,11 @@ $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --no-deps qwen-tts==0.1.1
 	@touch $@
 
-$(STAMPS)/chromium: $(STAMPS)/venv
-	@if command -v chromium >/dev/null; then :; \
+$(STAMPS)/system: $(STAMPS)/venv
+	@if command -v chromium >/dev/null && command -v espeak-ng >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo "Installing Chromium for the browser tests"; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
-	else echo "Chromium is missing, so the browser tests will be skipped. On Debian: sudo apt-get install chromium"; fi
-	@command -v chromium >/dev/null && touch $@ || true
+	  echo "Installing Chromium and espeak-ng, which the tests call and listen with"; \
+	  apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium espeak-ng >/dev/null; \
+	else echo "Tests that need Chromium or espeak-ng will be skipped. On Debian: sudo apt-get install chromium espeak-ng"; fi
+	@command -v chromium >/dev/null && command -v espeak-ng >/dev/null && touch $@ || true
