@@ -439,15 +439,24 @@ def test_each_stage_has_its_own_batch_limit() -> None:
 
 
 def test_every_row_of_a_codec_step_has_the_same_number_of_frames() -> None:
-    """Padding would enter the codec's state."""
+    """Padding would enter the codec's state; and no row has frames that are not made yet."""
     desk = Desk()
     for stream in range(6):
-        desk.open(stream, frames=20 + stream)
-        desk.until(40 * stream)
+        desk.open(stream, max_frames=20 + stream, interactive=stream % 2 == 0)
+        desk.until(90 * stream)
     desk.until(3_000)
-    codec = [step for step in desk.steps if step.stage is Stage.CODEC]
-    assert all(len({row.count for row in step.rows}) == 1 for step in codec)
-    assert any(len(step.rows) > 1 for step in codec)
+    made = dict.fromkeys(range(6), 0)
+    widest = 0
+    for step in desk.steps:
+        if step.stage is Stage.DEPTH:
+            for row in step.rows:
+                made[row.stream] += 1
+        elif step.stage is Stage.CODEC:
+            widest = max(widest, len(step.rows))
+            assert len({row.count for row in step.rows}) == 1
+            assert all(row.start + row.count <= made[row.stream] for row in step.rows)
+    assert widest > 1
+    assert made == {stream: 20 + stream for stream in range(6)}
 
 
 # ---- who goes first --------------------------------------------------------------------------------------------------
