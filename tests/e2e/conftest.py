@@ -87,10 +87,16 @@ def quiet_browser(playwright: Playwright, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
-def server(playwright: Playwright) -> Iterator[str]:
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server writes down what its scheduler was told."""
+    return tmp_path_factory.mktemp("trace") / "calls.jsonl"
+
+
+@pytest.fixture(scope="session")
+def server(playwright: Playwright, trace: Path) -> Iterator[str]:
     """The address of a running server, as a user starts it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "breeze_rtc.cli", "serve", "--port", "0"],
+        [sys.executable, "-m", "breeze_rtc.cli", "serve", "--port", "0", "--trace", str(trace)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

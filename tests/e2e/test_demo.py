@@ -18,6 +18,8 @@ import pytest
 from numpy.typing import NDArray
 from playwright.sync_api import Browser, Page, Playwright, WebSocket
 
+from breeze_rtc.scheduling.trace import replay
+
 from .conftest import chromium, microphone_flags, write_wav
 
 TAP_RATE = 16_000
@@ -377,3 +379,20 @@ def test_two_tabs_talk_at_once(server: str, quiet_browser: Browser) -> None:
         answer = other.spoken(after=1)
         assert other.ends(answer)["chars"] == len(other.text(answer))
         assert one.page.locator("#restart").is_visible()
+
+
+def test_recorded_calls_replay_to_the_same_steps(server: str, quiet_browser: Browser, trace: Path) -> None:
+    """What the scheduler was told in these calls, positions measured in the browser included, gives the same steps.
+
+    The replay refuses a step that was done and is not among its own.
+    """
+    with visit(quiet_browser, server) as visitor:
+        visitor.page.click("#start-typing")
+        visitor.ends(visitor.spoken())
+    lines = trace.read_text().splitlines(keepends=True)
+    inputs = [json.loads(line) for line in lines[1:-1]]
+    done = [step_id for kind, _, step_id, *_ in (line for line in inputs if line[0] == "done")]
+    assert done
+    assert any(line[0] == "report" and line[-1] for line in inputs), "no measured position reached the scheduler"
+    steps = replay(lines)
+    assert sorted(done) == [step.id for step in steps][: len(done)]
