@@ -25,8 +25,11 @@ Launch = Callable[..., Browser]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """These tests go last: Playwright keeps an event loop running, beside which no other test could run its own."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: here in item.path.parents)
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if here in item.path.parents:
             item.add_marker(pytest.mark.browser)
 
 
