@@ -56,6 +56,9 @@ class SourceFilterState:
 class SourceFilterHead(nn.Module):
     """Features to PCM, without weights; see the module's docstring."""
 
+    _low: Tensor
+    _weight: Tensor
+    _ramp: Tensor
     _window: Tensor
     _fold: Tensor
 
@@ -63,18 +66,21 @@ class SourceFilterHead(nn.Module):
         super().__init__()
         cfg = cfg or SourceFilterConfig()
         self.cfg = cfg
-        for name, bands in (("harmonic", cfg.harmonic_bands), ("noise", cfg.noise_bands)):
-            low, weight = _band_positions(cfg, bands)
-            self.register_buffer(f"_{name}_low", low, persistent=False)
-            self.register_buffer(f"_{name}_weight", weight, persistent=False)
+        harmonic_low, harmonic_weight = _band_positions(cfg, cfg.harmonic_bands)
+        noise_low, noise_weight = _band_positions(cfg, cfg.noise_bands)
+        # Both envelopes are read out of the feature frame with one look-up.
+        low = torch.cat([harmonic_low, noise_low + cfg.harmonic_bands])
+        self.register_buffer("_low", low, persistent=False)
+        self.register_buffer("_weight", torch.cat([harmonic_weight, noise_weight]).float(), persistent=False)
+        self.register_buffer("_ramp", torch.arange(1, cfg.hop + 1, dtype=torch.float64) / cfg.hop, persistent=False)
         rise = (torch.arange(cfg.hop, dtype=torch.float64) + 0.5) / cfg.hop
         rise = torch.sin(rise * math.pi / 2) ** 2
-        self.register_buffer("_window", torch.stack([1 - rise, rise]), persistent=False)
+        self.register_buffer("_window", torch.stack([1 - rise, rise]).float()[:, None], persistent=False)
         # Folding the cepstrum onto positive time makes the filter minimum phase (Oppenheim & Schafer, section 13.4).
         fold = torch.zeros(cfg.fft, dtype=torch.float64)
         fold[0] = fold[cfg.fft // 2] = 1
         fold[1 : cfg.fft // 2] = 2
-        self.register_buffer("_fold", fold, persistent=False)
+        self.register_buffer("_fold", fold.float(), persistent=False)
 
     def new_state(
         self, slots: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
@@ -106,7 +112,7 @@ class SourceFilterHead(nn.Module):
         source = torch.stack([pulses, noise], 1)  # (B, 2, T, hop)
 
         window = self._window.to(features)
-        spectrum = torch.fft.rfft(source[:, :, None] * window[:, None], cfg.fft)  # (B, 2 sources, 2 fades, T, bins)
+        spectrum = torch.fft.rfft(source[:, :, None] * window, cfg.fft)  # (B, 2 sources, 2 fades, T, bins)
         filters = self._filters(values)  # (B, 2 sources, T + 1, bins)
         mixed = (spectrum[:, :, 0] * filters[:, :, :-1] + spectrum[:, :, 1] * filters[:, :, 1:]).sum(1)
         blocks = torch.fft.irfft(mixed, cfg.fft)  # (B, T, fft)
@@ -121,8 +127,7 @@ class SourceFilterHead(nn.Module):
     def _pulses(self, values: Tensor, phase: Tensor) -> tuple[Tensor, Tensor]:
         """Band-limited pulses, every harmonic a cosine of amplitude 1: (B, T, hop), and the phase after them."""
         cfg = self.cfg
-        ramp = (torch.arange(cfg.hop, device=values.device, dtype=torch.float64) + 1) / cfg.hop
-        ramp_values = ramp.to(values.dtype)
+        ramp, ramp_values = self._ramp.double(), self._ramp.to(values.dtype)
         f0 = values[..., 0].double().clamp(math.log(40.0), math.log(1000.0)).exp()
         steps = (f0[:, :-1, None] + (f0[:, 1:] - f0[:, :-1])[..., None] * ramp) / cfg.sample_rate
         batch, frames, hop = steps.shape
@@ -142,17 +147,15 @@ class SourceFilterHead(nn.Module):
     def _filters(self, values: Tensor) -> Tensor:
         """Minimum-phase responses of both sources, (B, 2, T + 1, bins) complex."""
         cfg = self.cfg
-        split = 2 + cfg.harmonic_bands
-        logs = []
-        for name, bands in (("harmonic", values[..., 2:split]), ("noise", values[..., split:])):
-            low, weight = getattr(self, f"_{name}_low"), getattr(self, f"_{name}_weight").to(values.dtype)
-            bounded = bands.clamp(_SILENCE, 7.0)
-            logs.append(bounded[..., low] * (1 - weight) + bounded[..., low + 1] * weight)
-        cepstrum = torch.fft.irfft(torch.stack(logs, 1), cfg.fft)
+        bands = values[..., 2:].clamp(_SILENCE, 7.0)
+        logs = torch.lerp(bands[..., self._low], bands[..., self._low + 1], self._weight.to(values.dtype))
+        logs = logs.view(*values.shape[:2], 2, -1).transpose(1, 2)
+        cepstrum = torch.fft.irfft(logs, cfg.fft)
         response = torch.fft.rfft(cepstrum * self._fold.to(values), cfg.fft)
         # CPU kernels compute what is left over from whole vectors by other code, which rounds differently: leave none.
         bins = response.shape[-1]
-        return nn.functional.pad(response, (0, -bins % 16)).exp()[..., :bins]
+        padded = nn.functional.pad(response, (0, -bins % 16))
+        return torch.polar(padded.real.exp(), padded.imag)[..., :bins]  # a third of the time of a complex exp
 
     def _overlap_add(self, blocks: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
         hop = self.cfg.hop
