@@ -32,11 +32,6 @@ GRACE_NS = 40 * MS
 late, as on a busy laptop, Chromium 156 made up 99 ms of sound in each second when such slots were skipped, and none
 with this grace, for 11 ms more latency.  Stalls of 60 to 120 ms are no better for it, so it is no longer."""
 
-REFILL_PACKETS = 12
-REFILL_SLOTS = 25
-"""Speech that ran dry goes on once 240 ms of it are there, or 500 ms after its first new packet.  A voice that is made
-slower than it is heard then has a few pauses; sent as it comes, each packet would be followed by a hole."""
-
 GUARD_SLOTS = 4
 """Slots after a flush that carry no speech.  The page un-mutes when it sees the resume timestamp being played; it looks
 every 20 ms and acts a little later, and what is spoken in between would be lost."""
@@ -117,9 +112,6 @@ class _Stream:
     # The slot, and how many, that passed without a packet in mid-stream since its last packet left.
     dry_slot: int | None = None
     dry_slots: int = 0
-    # It ran dry and new packets gather; and the slots for which some have waited.
-    is_refilling: bool = False
-    refill_slots: int = 0
 
     @property
     def is_sent(self) -> bool:
@@ -254,8 +246,7 @@ class Playout:
         if head is None or not may_speak:
             return Slot(index, SILENCE_PACKET, None)
         stream, entry = head
-        if not entry.packets or self._must_refill(entry):
-            entry.is_refilling = entry.first_slot is not None
+        if not entry.packets:
             self._silence_inside(entry, index, 1)
             return Slot(index, SILENCE_PACKET, None)
         packet = entry.packets.popleft()
@@ -304,7 +295,7 @@ class Playout:
             return None
         if self.clock is None:
             return now + self._packets_until(stream) * SLOT_NS
-        if entry.dry_slot is not None and (not entry.packets or entry.is_refilling):
+        if entry.dry_slot is not None and not entry.packets:
             return self.clock.leaves_at(entry.dry_slot)
         upcoming = max(self._last_slot + 1, self.clock.slot_at(now), self._speech_from_slot)
         return self.clock.leaves_at(upcoming + self._packets_until(stream))
@@ -409,15 +400,6 @@ class Playout:
             if other == stream:
                 break
         return packets
-
-    def _must_refill(self, entry: _Stream) -> bool:
-        """Whether speech that ran dry waits for more of itself; see `REFILL_PACKETS`."""
-        if not entry.is_refilling:
-            return False
-        entry.refill_slots += 1
-        if entry.is_ended or len(entry.packets) >= REFILL_PACKETS or entry.refill_slots > REFILL_SLOTS:
-            entry.is_refilling, entry.refill_slots = False, 0
-        return entry.is_refilling
 
     def _silence_inside(self, entry: _Stream, slot: int, count: int) -> None:
         """Slots pass in which `entry` should have spoken.  Whether that was a gap shows when it goes on."""
