@@ -2,8 +2,10 @@
 
 A pulse train at the pitch carries the harmonic envelope and white noise carries the noise envelope.  Feature frame t
 stands at the *end* of its block of `hop` samples: within the block, pitch and voicing run linearly from frame t-1 to
-frame t, and the source is faded from the filter of frame t-1 to that of frame t.  Filters have minimum phase, hence
-nothing before their input, and so every block is complete when its frame arrives: no look-ahead, no flush.
+frame t.  The source is windowed by Hann windows of three hops around each frame, and each window passes through its
+own frame's filter.  A block therefore needs the frame after it and comes out one hop (10 ms) late; the last hop of a
+stream, which is silence, is never heard.  Filters have minimum phase, hence nothing before their input, so that is all
+the delay there is, and nothing is left to flush.  (Windows of two hops need no look-ahead, and sound clearly rougher.)
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 _SILENCE = -9.5  # log amplitude of a band that says nothing
 _NOISE_SEED = 0x5EED
+WINDOW_HOPS = 3
 _TURN = 1 << 40  # parts of a turn that a phase counts in
 
 
@@ -43,13 +46,13 @@ class SourceFilterState:
         """Cycles, 0 to 1, at the end of the last block."""
         self.position = torch.zeros(rows, dtype=torch.int64, device=device)
         """Samples made since the slot was opened; numbers the noise."""
-        self.frame = torch.zeros(rows, cfg.features, dtype=dtype, device=device)
-        """The last feature frame, unused at position 0."""
+        self.frames = torch.zeros(rows, WINDOW_HOPS, cfg.features, dtype=dtype, device=device)
+        """The last feature frames; unused at position 0."""
         self.tail = torch.zeros(rows, cfg.fft - cfg.hop, dtype=dtype, device=device)
         """What the filters still ring into the next samples."""
 
     def reset(self, slot: int) -> None:
-        for tensor in (self.phase, self.position, self.frame, self.tail):
+        for tensor in (self.phase, self.position, self.frames, self.tail):
             tensor[slot].zero_()
 
 
@@ -59,7 +62,7 @@ class SourceFilterHead(nn.Module):
     _low: Tensor
     _weight: Tensor
     _ramp: Tensor
-    _window: Tensor
+    _fades: Tensor
     _fold: Tensor
 
     def __init__(self, cfg: SourceFilterConfig | None = None) -> None:
@@ -73,9 +76,12 @@ class SourceFilterHead(nn.Module):
         self.register_buffer("_low", low, persistent=False)
         self.register_buffer("_weight", torch.cat([harmonic_weight, noise_weight]).float(), persistent=False)
         self.register_buffer("_ramp", torch.arange(1, cfg.hop + 1, dtype=torch.float64) / cfg.hop, persistent=False)
-        rise = (torch.arange(cfg.hop, dtype=torch.float64) + 0.5) / cfg.hop
-        rise = torch.sin(rise * math.pi / 2) ** 2
-        self.register_buffer("_window", torch.stack([1 - rise, rise]).float()[:, None], persistent=False)
+        # What the windows of the frames t-2, t-1, t and t+1 make of block t, which lies between frames t-1 and t.
+        from_frame = torch.arange(2 * cfg.hop, -2 * cfg.hop, -1, dtype=torch.float64).flip(0) - 0.5
+        window = (1 + torch.cos(2 * math.pi * from_frame / (WINDOW_HOPS * cfg.hop))) / WINDOW_HOPS
+        window[from_frame.abs() > WINDOW_HOPS * cfg.hop / 2] = 0
+        fades = window.view(WINDOW_HOPS + 1, 1, cfg.hop).flip(0)
+        self.register_buffer("_fades", fades.float(), persistent=False)
         # Folding the cepstrum onto positive time makes the filter minimum phase (Oppenheim & Schafer, section 13.4).
         fold = torch.zeros(cfg.fft, dtype=torch.float64)
         fold[0] = fold[cfg.fft // 2] = 1
@@ -101,26 +107,29 @@ class SourceFilterHead(nn.Module):
             slots = torch.arange(batch, device=features.device)
         values = features.transpose(1, 2)
         position = state.position[slots]
-        first = values[:, :1].clone()
+        first = values[:, :1].repeat(1, WINDOW_HOPS, 1)
         first[:, :, 2:] = _SILENCE
-        before = torch.where((position == 0)[:, None, None], first, state.frame[slots][:, None])
-        values = torch.cat([before, values], 1)  # (B, T + 1, C)
+        before = torch.where((position == 0)[:, None, None], first, state.frames[slots])
+        values = torch.cat([before, values], 1)  # (B, T + 3, C); block i lies between frames i + 1 and i + 2
 
-        pulses, phase = self._pulses(values, state.phase[slots])
+        pulses, phase = self._pulses(values[:, 1:-1], state.phase[slots])
         index = position[:, None] + torch.arange(frames * cfg.hop, device=features.device)
         noise = _white_noise(index).to(features.dtype).view(batch, frames, cfg.hop)
         source = torch.stack([pulses, noise], 1)  # (B, 2, T, hop)
 
-        window = self._window.to(features)
-        spectrum = torch.fft.rfft(source[:, :, None] * window, cfg.fft)  # (B, 2 sources, 2 fades, T, bins)
-        filters = self._filters(values)  # (B, 2 sources, T + 1, bins)
-        mixed = (spectrum[:, :, 0] * filters[:, :, :-1] + spectrum[:, :, 1] * filters[:, :, 1:]).sum(1)
+        # (B, 2 sources, 4 fades, T, bins)
+        spectrum = torch.fft.rfft(source[:, :, None] * self._fades.to(features.dtype), cfg.fft)
+        filters = self._filters(values)  # (B, 2 sources, T + 3, bins)
+        mixed = spectrum[:, :, 0] * filters[:, :, :frames]
+        for fade in range(1, WINDOW_HOPS + 1):
+            mixed = mixed + spectrum[:, :, fade] * filters[:, :, fade : fade + frames]
+        mixed = mixed.sum(1)
         blocks = torch.fft.irfft(mixed, cfg.fft)  # (B, T, fft)
 
         pcm, tail = self._overlap_add(blocks, state.tail[slots])
         state.phase[slots] = phase
         state.position[slots] = position + frames * cfg.hop
-        state.frame[slots] = values[:, -1]
+        state.frames[slots] = values[:, -WINDOW_HOPS:]
         state.tail[slots] = tail
         return pcm.clamp(-1, 1)
 
@@ -145,7 +154,7 @@ class SourceFilterHead(nn.Module):
         return kernel * (2 * voicing - 0.5).clamp(0, 1), parts[:, -1].double() / _TURN
 
     def _filters(self, values: Tensor) -> Tensor:
-        """Minimum-phase responses of both sources, (B, 2, T + 1, bins) complex."""
+        """Minimum-phase responses of both sources, frame by frame: (B, T, C) -> (B, 2, T, bins) complex."""
         cfg = self.cfg
         bands = values[..., 2:].clamp(_SILENCE, 7.0)
         logs = torch.lerp(bands[..., self._low], bands[..., self._low + 1], self._weight.to(values.dtype))
