@@ -169,9 +169,9 @@ class Sentences:
                 cents = pick.choice(["", "", f" and {_words(pick.randint(5, 99), self._numbers)} cents"])
                 return f"{_words(pick.randint(2, 999), self._numbers)} dollars{cents}"
             case "time":
-                hour = _words(pick.randint(1, 12), self._numbers)
                 odd = f" {_words(pick.randint(10, 59), self._numbers)}"
                 minutes = pick.choice(["", " thirty", " fifteen", " forty five", " oh five", odd])
+                hour = _words(pick.randint(1, 12), self._numbers)
                 return hour + minutes + pick.choice(["", " a m", " p m", "" if minutes else " o'clock"])
         lists = {
             "name": _NAMES,
