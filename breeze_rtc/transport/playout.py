@@ -300,11 +300,6 @@ class Playout:
         upcoming = max(self._last_slot + 1, self.clock.slot_at(now), self._speech_from_slot)
         return self.clock.leaves_at(upcoming + self._packets_until(stream))
 
-    def queued_samples(self, stream: int) -> int:
-        """Samples of `stream` that have not left yet."""
-        entry = self._streams.get(stream)
-        return len(entry.packets) * self._packet_samples if entry is not None else 0
-
     def is_sent(self, stream: int) -> bool:
         """Whether all of `stream` has left, or was cleared."""
         entry = self._streams.get(stream)
