@@ -11,6 +11,9 @@ from collections.abc import Callable
 
 LADDER = (1, 2, 4, 8, 16)
 
+SUSTAINED_PERCENT = 80
+"""Share of a frame's own time that making and decoding it may take, if sound in hand is to grow at a useful pace."""
+
 
 def largest_rung(ladder: tuple[int, ...], frames: int) -> int:
     """The largest rung that `frames` fill; 0 when they do not fill the first."""
@@ -58,3 +61,25 @@ def next_chunk(
 def flush_at(deadline_ns: int, frame_cost_ns: int, codec_cost_ns: int, guard_ns: int) -> int:
     """From this time on, a chunk that waits for one more frame comes too late: send what there is."""
     return deadline_ns - frame_cost_ns - codec_cost_ns - guard_ns
+
+
+def recovery_chunk(
+    ladder: tuple[int, ...],
+    *,
+    longest: int,
+    frame_ns: int,
+    frame_cost_ns: int,
+    codec_cost_ns: Callable[[int], int],
+) -> int:
+    """Frames of the next chunk for a listener who has run dry: the smallest rung that the machine sustains.
+
+    Small chunks cost the most time per frame.  Where one frame at a time is no faster than it is heard, sound in hand
+    never grows again: each frame is followed by a hole, although larger chunks would keep up.  One longer pause ends
+    that.  Where even `longest` does not keep up it makes the fewest pauses.
+    """
+    for rung in ladder:
+        if rung >= longest or (
+            (rung * frame_cost_ns + codec_cost_ns(rung)) * 100 <= rung * frame_ns * SUSTAINED_PERCENT
+        ):
+            return min(rung, longest)
+    return longest

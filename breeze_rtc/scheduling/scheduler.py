@@ -32,7 +32,7 @@ from ..clock import MS, samples_to_ns
 from ..errors import Overloaded
 from ..playback import PlaybackReport
 from .admission import admit, bucket_of, load_percent, stage_ns
-from .chunking import LADDER, flush_at, largest_rung, longest_chunk, next_chunk
+from .chunking import LADDER, flush_at, largest_rung, longest_chunk, next_chunk, recovery_chunk
 from .costs import CostTable
 from .slots import Pages, Slots, pages_for
 from .step import (
@@ -419,7 +419,7 @@ class Scheduler:
             return 0 if pending else NEVER, NEVER, NEVER
         if s.listener.is_held:
             return NEVER, NEVER, NEVER
-        if not pending:
+        if not pending or (s.recovers and pending < s.target and s.starved_at is None):
             decode_at = NEVER
         elif pending >= s.target:
             decode_at = 0
@@ -501,7 +501,9 @@ class Scheduler:
         # Nothing helps a stream in danger more quickly than the frames it has in hand.
         already = {s.id for s in work.codec}
         for s in self._streams.values():
-            if s.slack_ns < danger_ns and s.pending and s.out is None and s.id not in already and s.made == s.started:
+            if s.recovers or s.slack_ns >= danger_ns or not s.pending or s.out is not None:
+                continue
+            if s.id not in already and s.made == s.started:
                 work.codec.append(s)
         return None
 
@@ -714,14 +716,28 @@ class Scheduler:
         if s.interactive and s.pending:
             # The next chunk has begun already, and must end below the cap as well.
             longest = min(longest, max(s.pending, (self._lead_cap_ns - lead_ns) // self._frame_ns))
-        s.target = next_chunk(
-            self._ladder,
-            last=frames,
-            longest=longest,
-            room_ns=lead_ns - GUARD_NS,
-            frame_cost_ns=self._frame_cost_ns,
-            codec_cost_ns=lambda rung: self._cost(Stage.CODEC, codec_rows, rung),
-        )
+
+        def codec_cost_ns(rung: int) -> int:
+            return self._cost(Stage.CODEC, codec_rows, rung)
+
+        s.recovers = late_ns > 0 and not s.recovers
+        if s.recovers:
+            s.target = recovery_chunk(
+                self._ladder,
+                longest=largest_rung(self._ladder, max(1, longest)),
+                frame_ns=self._frame_ns,
+                frame_cost_ns=self._frame_cost_ns,
+                codec_cost_ns=codec_cost_ns,
+            )
+        else:
+            s.target = next_chunk(
+                self._ladder,
+                last=frames,
+                longest=longest,
+                room_ns=lead_ns - GUARD_NS,
+                frame_cost_ns=self._frame_cost_ns,
+                codec_cost_ns=codec_cost_ns,
+            )
 
     def _finish(self, s: Stream) -> None:
         self._events.append(StreamFinished(s.id, s.samples))

@@ -62,6 +62,7 @@ class Stream:
         "positions",
         "priority",
         "ready_ns",
+        "recovers",
         "rows",
         "samples",
         "segments",
@@ -128,6 +129,8 @@ class Stream:
 
         # Frames of the chunk being filled.
         self.target = first_chunk
+        # The listener ran dry and this chunk is to end that: it is not sent before it is full.
+        self.recovers = False
 
         # The stage of the step that is out with this stream in it.
         self.out: Stage | None = None

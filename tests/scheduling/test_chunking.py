@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from breeze_rtc.clock import MS
-from breeze_rtc.scheduling.chunking import LADDER, flush_at, largest_rung, longest_chunk, next_chunk
+from breeze_rtc.scheduling.chunking import LADDER, flush_at, largest_rung, longest_chunk, next_chunk, recovery_chunk
 
 FRAME_NS = 80 * MS
 
@@ -58,3 +58,20 @@ def test_a_chunk_lasts_at_most_half_the_lead_cap(frame_ms: int, cap_ms: int, fra
 def test_the_flush_leaves_time_for_the_frame_it_waited_for() -> None:
     """A chunk is sent early when one more frame and its codec step would end after the deadline."""
     assert flush_at(500 * MS, 12 * MS, 5 * MS, 4 * MS) == 479 * MS
+
+
+@pytest.mark.parametrize(
+    ("frame_cost_ms", "longest", "frames"), [(10, 8, 1), (25, 8, 2), (28, 8, 4), (31, 8, 8), (60, 8, 8), (28, 2, 2)]
+)
+def test_a_listener_who_ran_dry_gets_the_smallest_chunk_the_machine_sustains(
+    frame_cost_ms: int, longest: int, frames: int
+) -> None:
+    """Frames of 40 ms and a codec step of 10 ms: the longer a frame takes, the more of them share one codec step."""
+    chunk = recovery_chunk(
+        LADDER,
+        longest=longest,
+        frame_ns=40 * MS,
+        frame_cost_ns=frame_cost_ms * MS,
+        codec_cost_ns=lambda rung: 10 * MS,
+    )
+    assert chunk == frames

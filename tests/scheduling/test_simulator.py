@@ -72,6 +72,24 @@ def p95_ms(outcomes: list[Outcome]) -> float:
     return times[int(0.95 * len(times))] / MS
 
 
+SLOW_COSTS: SimulatedCosts = {
+    Stage.TEXT: LinearCost(10 * MS),
+    Stage.PREFILL: LinearCost(20 * MS),
+    Stage.BACKBONE: LinearCost(20 * MS),
+    Stage.DEPTH: LinearCost(34 * MS),
+    Stage.CODEC: LinearCost(30 * MS, unit_ns=2 * MS),
+}
+"""A machine that makes 80 ms of sound in 86 ms, one frame at a time, and in 64 ms by fours."""
+
+
+def test_a_machine_too_slow_for_single_frames_pauses_a_few_times_not_after_each() -> None:
+    """Once the listener has run dry, chunks that the machine sustains build up sound in hand again."""
+    (outcome,) = run([Utterance(frames=88, listener=SILENT)], costs=SLOW_COSTS)
+    assert outcome.is_finished
+    assert outcome.true_gaps <= 2
+    assert outcome.missed_deadlines <= 2
+
+
 def test_one_stream_alone_speaks_after_its_four_steps() -> None:
     """Text, prefill, depth and codec of the table, and nothing between them."""
     (outcome,) = run([Utterance(frames=30, pieces=((0, 16),))])
