@@ -295,7 +295,7 @@ def test_escape_interrupts_and_the_next_answer_is_heard(server: str, quiet_brows
     with visit(quiet_browser, server) as visitor:
         visitor.page.click("#start-typing")
         greeting = visitor.spoken()
-        # The page's own word on where it fell silent may take back the word that was lit last, so one more is waited for.
+        # The page's own word on where it fell silent may take back the word lit last, so one more is waited for.
         visitor.until(lambda: visitor.heard(greeting) > 20, "the greeting is being heard")
         visitor.page.keyboard.press("Escape")
         end = visitor.ends(greeting)
