@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .costs import CostTable
+from .policy import FirstSound, Order, Policy
 from .scheduler import Scheduler, SchedulerStats, StreamStats
 from .step import (
     AudioReady,
@@ -26,6 +27,9 @@ __all__ = [
     "DeadlineMissed",
     "Event",
     "Feed",
+    "FirstSound",
+    "Order",
+    "Policy",
     "Priority",
     "Row",
     "RowResult",

@@ -16,8 +16,8 @@ SUSTAINED_PERCENT = 80
 
 
 def largest_rung(ladder: tuple[int, ...], frames: int) -> int:
-    """The largest rung that `frames` fill; 0 when they do not fill the first."""
-    best = 0
+    """The largest rung that `frames` fill; all of them when they do not fill the first."""
+    best = min(frames, ladder[0])
     for rung in ladder:
         if rung > frames:
             break
@@ -25,13 +25,20 @@ def largest_rung(ladder: tuple[int, ...], frames: int) -> int:
     return best
 
 
-def longest_chunk(ladder: tuple[int, ...], frame_ns: int, lead_cap_ns: int) -> int:
-    """The largest rung that lasts at most half of the lead cap, and at least the first.
+def longest_chunk(ladder: tuple[int, ...], frame_ns: int, lead_cap_ns: int | None) -> int:
+    """The largest rung that lasts at most half of the lead cap, if there is one, and at least the first.
 
     A chunk longer than the cap could never be filled: the stream would be stopped at the cap with the chunk
     unfinished, and the listener would run dry waiting for it.
     """
+    if lead_cap_ns is None:
+        return ladder[-1]
     return max(ladder[0], largest_rung(ladder, lead_cap_ns // (2 * frame_ns)))
+
+
+def next_rung(ladder: tuple[int, ...], *, last: int, longest: int) -> int:
+    """Frames of the chunk after one of `last`, whatever the slack: one rung more, and not beyond `longest`."""
+    return next((rung for rung in ladder if last < rung <= longest), largest_rung(ladder, longest))
 
 
 def next_chunk(

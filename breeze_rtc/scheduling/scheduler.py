@@ -32,8 +32,9 @@ from ..clock import MS, samples_to_ns
 from ..errors import Overloaded
 from ..playback import PlaybackReport
 from .admission import admit, bucket_of, load_percent, stage_ns
-from .chunking import LADDER, flush_at, largest_rung, longest_chunk, next_chunk, recovery_chunk
+from .chunking import flush_at, largest_rung, longest_chunk, next_chunk, next_rung, recovery_chunk
 from .costs import CostTable
+from .policy import Policy
 from .slots import Pages, Slots, pages_for
 from .step import (
     AudioReady,
@@ -53,8 +54,6 @@ from .stream import NEVER, Feed, Priority, Stream
 if TYPE_CHECKING:
     from .trace import TraceWriter
 
-GUARD_NS = 4 * MS
-"""Kept between a predicted end and a deadline: for the driver itself, and the hand-over to the sink."""
 DEFERRAL_NS = {Priority.LIVE: 40 * MS, Priority.STREAM: 160 * MS, Priority.BATCH: 1_000 * MS}
 """How long a first sound may wait for others."""
 PROMPT_TOKENS = 256
@@ -108,21 +107,18 @@ class Scheduler:
         kv_pages: int,
         page_tokens: int,
         costs: CostTable,
-        lead_cap_ns: int = 1_200 * MS,
-        ladder: tuple[int, ...] = LADDER,
+        policy: Policy | None = None,
         trace: TraceWriter | None = None,
     ) -> None:
-        """`specs` names all five stages.  `trace`, if given, writes down every input."""
-        assert ladder[:1] == (1,), "a ladder starts at 1, or a lone frame could not be sent"
-        assert list(ladder) == sorted(set(ladder)), "a ladder climbs"
+        """`specs` names all five stages.  No policy: the product's.  `trace`, if given, writes down every input."""
         self._specs = dict(specs)
         self._frame_ns = samples_to_ns(frame_samples, sample_rate)
         self._sample_rate = sample_rate
         self._frame_samples = frame_samples
         self._page_tokens = page_tokens
-        self._lead_cap_ns = lead_cap_ns
-        self._ladder = ladder
-        self._longest_interactive = longest_chunk(ladder, self._frame_ns, lead_cap_ns)
+        self._policy = policy = policy or Policy()
+        self._ladder = policy.ladder
+        self._longest_interactive = longest_chunk(policy.ladder, self._frame_ns, policy.lead_cap_ns)
         # Rows of one stream must fit one step.
         self._widest = min(specs[stage].max_rows for stage in (Stage.PREFILL, Stage.BACKBONE, Stage.DEPTH))
         self._costs = costs
@@ -156,8 +152,7 @@ class Scheduler:
                 kv_pages=kv_pages,
                 page_tokens=page_tokens,
                 costs=costs,
-                lead_cap_ns=lead_cap_ns,
-                ladder=ladder,
+                policy=policy,
             )
 
     # ---- inputs ------------------------------------------------------------------------------------------------------
@@ -194,7 +189,7 @@ class Scheduler:
                 pages=self._pages,
                 pages_needed=pages_kept,
                 priority=priority,
-                load=self._load_with(rows) if interactive else 0,
+                load=self._load_with(rows) if interactive and self._policy.admits_by_load else 0,
             )
         except Overloaded:
             self._refused += 1
@@ -257,7 +252,7 @@ class Scheduler:
         if self._trace is not None:
             self._trace.report(report, now)
         s = self._open_stream(report.stream)
-        if s is not None:
+        if s is not None and self._policy.uses_reports:
             s.listener.report(report, now)
 
     def cancel(self, stream: int, now: int) -> None:
@@ -423,14 +418,17 @@ class Scheduler:
             decode_at = NEVER
         elif pending >= s.target:
             decode_at = 0
+        elif not self._policy.flushes_early and s.starved_at is None:
+            decode_at = NEVER
         else:
-            decode_at = flush_at(deadline_ns, self._frame_cost_ns, self._codec_cost_ns, GUARD_NS)
+            decode_at = flush_at(deadline_ns, self._frame_cost_ns, self._codec_cost_ns, self._policy.guard_ns)
         if s.starved_at is not None:
             return decode_at, NEVER, NEVER
-        if not s.interactive or 0 < pending < s.target:
+        lead_cap_ns = self._policy.lead_cap_ns
+        if not s.interactive or lead_cap_ns is None or 0 < pending < s.target:
             return decode_at, 0, 0
         chunk_ns = s.target * self._frame_ns
-        may_at = deadline_ns + pending * self._frame_ns + chunk_ns - self._lead_cap_ns
+        may_at = deadline_ns + pending * self._frame_ns + chunk_ns - lead_cap_ns
         return decode_at, may_at + chunk_ns // 2, may_at
 
     # ---- the choice --------------------------------------------------------------------------------------------------
@@ -485,19 +483,20 @@ class Scheduler:
     def _first_sound(self, work: _Work, now: int) -> Step | None:
         """Rules 2 and 3: a step for streams that have not spoken, or None when those who have come first."""
         waiting = _in_order(work.new)
-        spare_ns = work.tightest_ns - GUARD_NS
+        bounded = self._policy.deferral_is_bounded
+        spare_ns = work.tightest_ns - self._policy.guard_ns
         many = len(waiting)
         while many and self._way_to_sound(waiting[:many]) > spare_ns:
             many //= 2
         if many:
             self._was_forced = False
             return self._first_step_of(waiting[:many], work)
-        overdue = [s for s in waiting if now - s.ready_ns >= DEFERRAL_NS[s.priority]]
+        overdue = [s for s in waiting if now - s.ready_ns >= DEFERRAL_NS[s.priority]] if bounded else []
         if overdue and not (self._was_forced and work.tightest_ns < 0):
             self._was_forced = True
             return self._first_step_of(overdue, work)
         self._was_forced = False
-        work.in_danger_below_ns = danger_ns = self._way_to_sound(waiting[:1]) + GUARD_NS
+        work.in_danger_below_ns = danger_ns = self._way_to_sound(waiting[:1]) + self._policy.guard_ns
         # Nothing helps a stream in danger more quickly than the frames it has in hand.
         already = {s.id for s in work.codec}
         for s in self._streams.values():
@@ -537,7 +536,7 @@ class Scheduler:
             return self._issue(Stage.TEXT, texts + work.text)
         prompts = [s for s in waiting if s.can_prefill]
         if prompts:
-            return self._issue(Stage.PREFILL, prompts)
+            return self._issue(Stage.PREFILL, prompts if self._policy.prefills_together else prompts[:1])
         return self._issue(Stage.BACKBONE, waiting)
 
     def _go_on(self, work: _Work) -> Step | None:
@@ -614,7 +613,7 @@ class Scheduler:
         rows = [s for s in due if self._ready_rung(s) == frames][: spec.max_rows]
         taken = {s.id for s in rows}
         ready = [s for s in riders if s.id not in taken and largest_rung(self._ladder, s.pending) == frames]
-        soon_ns = 2 * (self._frame_cost_ns + self._codec_cost_ns + GUARD_NS)
+        soon_ns = 2 * (self._frame_cost_ns + self._codec_cost_ns + self._policy.guard_ns)
         rows += [s for s in ready if s.slack_ns < soon_ns][: spec.max_rows - len(rows)]
         room = min(bucket_of(spec, len(rows)), spec.max_rows) - len(rows)
         rows += [s for s in ready if s.slack_ns >= soon_ns][:room]
@@ -713,13 +712,17 @@ class Scheduler:
         codec_rows = min(len(self._streams), self._specs[Stage.CODEC].max_rows)
         lead_ns = s.listener.dry_at(now) - now
         longest = self._longest_chunk(s)
-        if s.interactive and s.pending:
+        lead_cap_ns = self._policy.lead_cap_ns
+        if s.interactive and s.pending and lead_cap_ns is not None:
             # The next chunk has begun already, and must end below the cap as well.
-            longest = min(longest, max(s.pending, (self._lead_cap_ns - lead_ns) // self._frame_ns))
+            longest = min(longest, max(s.pending, (lead_cap_ns - lead_ns) // self._frame_ns))
 
         def codec_cost_ns(rung: int) -> int:
             return self._cost(Stage.CODEC, codec_rows, rung)
 
+        if not self._policy.chunk_by_slack:
+            s.target = next_rung(self._ladder, last=frames, longest=longest)
+            return
         s.recovers = late_ns > 0 and not s.recovers
         if s.recovers:
             s.target = recovery_chunk(
@@ -734,7 +737,7 @@ class Scheduler:
                 self._ladder,
                 last=frames,
                 longest=longest,
-                room_ns=lead_ns - GUARD_NS,
+                room_ns=lead_ns - self._policy.guard_ns,
                 frame_cost_ns=self._frame_cost_ns,
                 codec_cost_ns=codec_cost_ns,
             )

@@ -15,11 +15,12 @@ from typing import Any
 from ..errors import Overloaded
 from ..playback import PlaybackReport
 from .costs import CostTable
+from .policy import Policy
 from .scheduler import Scheduler
 from .step import RowResult, Stage, StageSpec, Step, StepResult
 from .stream import Feed, Priority
 
-VERSION = 1
+VERSION = 2
 
 
 class TraceWriter:
@@ -39,8 +40,7 @@ class TraceWriter:
         kv_pages: int,
         page_tokens: int,
         costs: CostTable,
-        lead_cap_ns: int,
-        ladder: tuple[int, ...],
+        policy: Policy,
     ) -> None:
         """What the scheduler was made from."""
         self._put(
@@ -53,8 +53,7 @@ class TraceWriter:
                 "kv_pages": kv_pages,
                 "page_tokens": page_tokens,
                 "costs": costs.state(),
-                "lead_cap_ns": lead_cap_ns,
-                "ladder": ladder,
+                "policy": policy.state(),
             }
         )
 
@@ -122,8 +121,7 @@ def replay(lines: Iterable[str]) -> list[Step]:
         kv_pages=head["kv_pages"],
         page_tokens=head["page_tokens"],
         costs=CostTable.from_state(head["costs"]),
-        lead_cap_ns=head["lead_cap_ns"],
-        ladder=tuple(head["ladder"]),
+        policy=Policy.from_state(head["policy"]),
     )
     steps: list[Step] = []
     for kind, now, *rest in inputs:

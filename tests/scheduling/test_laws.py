@@ -12,6 +12,7 @@ from breeze_rtc.clock import MS
 from breeze_rtc.errors import Overloaded
 from breeze_rtc.playback import PlaybackReport
 from breeze_rtc.scheduling.costs import CostTable
+from breeze_rtc.scheduling.policy import Policy
 from breeze_rtc.scheduling.scheduler import Scheduler
 from breeze_rtc.scheduling.step import (
     AudioReady,
@@ -84,7 +85,7 @@ class Laws(RuleBasedStateMachine):
             kv_pages=PAGES,
             page_tokens=PAGE_TOKENS,
             costs=costs,
-            lead_cap_ns=LEAD_CAP_NS,
+            policy=Policy(lead_cap_ns=LEAD_CAP_NS),
             trace=TraceWriter(self.lines.append),
         )
 

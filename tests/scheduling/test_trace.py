@@ -8,6 +8,7 @@ from breeze_rtc.clock import MS
 from breeze_rtc.errors import Overloaded
 from breeze_rtc.playback import PlaybackReport
 from breeze_rtc.scheduling.costs import CostTable
+from breeze_rtc.scheduling.policy import Order, Policy
 from breeze_rtc.scheduling.scheduler import Scheduler
 from breeze_rtc.scheduling.step import RowResult, Stage, StageSpec, Step, StepResult
 from breeze_rtc.scheduling.stream import Feed, Priority
@@ -27,8 +28,7 @@ def recorded() -> tuple[list[str], list[Step]]:
         kv_pages=60,
         page_tokens=16,
         costs=CostTable({(Stage.DEPTH, 2, 1): 5 * MS}),
-        lead_cap_ns=500 * MS,
-        ladder=(1, 2, 4),
+        policy=Policy(lead_cap_ns=500 * MS, ladder=(1, 2, 4), order=Order.ROUND_ROBIN),
         trace=TraceWriter(lines.append),
     )
     steps: list[Step] = []
@@ -88,7 +88,7 @@ def test_a_broken_line_in_the_middle_is_an_error() -> None:
         replay([*lines[:5], lines[5][:4], *lines[6:]])
 
 
-@pytest.mark.parametrize("head", ['{"version": 2}', "[1]", '"text"'])
+@pytest.mark.parametrize("head", ['{"version": 1}', "[1]", '"text"'])
 def test_a_trace_of_another_version_is_refused(head: str) -> None:
     """It would be read wrongly."""
     with pytest.raises(ValueError, match="version"):
@@ -100,7 +100,7 @@ def test_an_empty_trace_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         replay([])
     with pytest.raises(ValueError, match="empty"):
-        replay(['{"version": 1, "spe'])
+        replay(['{"version": 2, "spe'])
 
 
 def test_an_unknown_input_is_an_error() -> None:
