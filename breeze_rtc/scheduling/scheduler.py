@@ -35,6 +35,7 @@ from .admission import admit, bucket_of, load_percent, stage_ns
 from .chunking import flush_at, largest_rung, longest_chunk, next_chunk, next_rung, recovery_chunk
 from .costs import CostTable
 from .policy import Policy
+from .predictor import Predictor
 from .slots import Pages, Slots, pages_for
 from .step import (
     AudioReady,
@@ -362,6 +363,11 @@ class Scheduler:
             free_pages=self._pages.free,
             refused=self._refused,
         )
+
+    def listener(self, stream: int) -> Predictor | None:
+        """What is known of an open stream's listener: to be asked, not to be told."""
+        s = self._open_stream(stream)
+        return None if s is None else s.listener
 
     # ---- when each stream is due -------------------------------------------------------------------------------------
 

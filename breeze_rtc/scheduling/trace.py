@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import Overloaded
@@ -97,87 +98,144 @@ class TraceWriter:
         self._write(json.dumps(value, separators=(",", ":")) + "\n")
 
 
-def replay(lines: Iterable[str]) -> list[Step]:
-    """The steps that a scheduler with these inputs gives, in order.
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One input of a recorded run, given to the scheduler again."""
 
-    A last line that was cut off is left out: the process that wrote it may have died.  Raises ValueError for a broken
-    line elsewhere, for a trace of another version, and where a step was done that these inputs do not give.
+    kind: str
+    """"open", "text", "end", "report", "cancel", "next" or "done", as `TraceWriter` names them."""
+    now: int
+    values: tuple[Any, ...]
+    """What else its line says."""
+    answer: Step | Overloaded | None
+    """The step that was chosen ("next"), or why the stream was refused ("open")."""
+
+
+class Replay:
+    """A recorded run, again: each turn of the iteration gives one input to the scheduler.
+
+    Between two turns the scheduler may be asked what it knows, and its events may be taken.
+
+    A last line that was cut off is left out: the process that wrote it may have died.  Raises ValueError, with the
+    number of the line, for a broken line elsewhere, for a trace of another version, and where a step was done that
+    these inputs do not give.
     """
-    inputs = _parse(lines)
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        """Read the first line and make the scheduler."""
+        self._inputs = _parse(lines)
+        try:
+            _, head = next(self._inputs)
+        except StopIteration:
+            raise ValueError("the trace is empty") from None
+        if not isinstance(head, dict) or head.get("version") != VERSION:
+            raise ValueError(f"this is not a scheduler trace of version {VERSION}")
+        with _told_by(1):
+            # What the scheduler predicts with; it learns as the run goes on.
+            self.costs = CostTable.from_state(head["costs"])
+            self.policy = Policy.from_state(head["policy"])
+            self.sample_rate: int = head["sample_rate"]
+            self.frame_samples: int = head["frame_samples"]
+            self.scheduler = Scheduler(
+                specs={
+                    Stage(stage): StageSpec(max_rows=max_rows, buckets=tuple(buckets), max_tokens=max_tokens)
+                    for stage, max_rows, buckets, max_tokens in head["specs"]
+                },
+                sample_rate=self.sample_rate,
+                frame_samples=self.frame_samples,
+                slots=head["slots"],
+                kv_pages=head["kv_pages"],
+                page_tokens=head["page_tokens"],
+                costs=self.costs,
+                policy=self.policy,
+            )
+        # The steps so far, in order.
+        self.steps: list[Step] = []
+
+    def __iter__(self) -> Iterator[Played]:
+        for number, line in self._inputs:
+            with _told_by(number):
+                kind, now, *values = line
+                answer = self._apply(kind, now, values)
+            yield Played(kind, now, tuple(values), answer)
+
+    def _apply(self, kind: str, now: int, values: list[Any]) -> Step | Overloaded | None:
+        scheduler, steps = self.scheduler, self.steps
+        match kind, values:
+            case "next", []:
+                step = scheduler.next_step(now)
+                if step is not None:
+                    assert step.id == len(steps)
+                    steps.append(step)
+                return step
+            case "done", [step_id, duration_ns, rows]:
+                results = tuple(RowResult(*row) for row in rows)
+                streams = sorted(row.stream for row in results)
+                if step_id >= len(steps) or sorted(row.stream for row in steps[step_id].rows) != streams:
+                    raise ValueError(
+                        f"step {step_id} was done for streams {streams}, which is not what these inputs give"
+                    )
+                scheduler.step_done(steps[step_id], StepResult(results, duration_ns), now)
+            case "report", [*fields]:
+                stream, heard_samples, at_ns, path_delay_ns, dry_at_ns, is_playing, is_measured = fields
+                report = PlaybackReport(stream, heard_samples, at_ns, path_delay_ns, dry_at_ns, is_playing, is_measured)
+                scheduler.report(report, now)
+            case "text", [stream, tokens]:
+                scheduler.push_text(stream, tokens, now)
+            case "end", [stream]:
+                scheduler.end_text(stream, now)
+            case "cancel", [stream]:
+                scheduler.cancel(stream, now)
+            case "open", [stream, feed, max_frames, priority, rows, interactive]:
+                try:
+                    scheduler.open(
+                        stream,
+                        now,
+                        feed=Feed(feed),
+                        max_frames=max_frames,
+                        priority=Priority(priority),
+                        rows=rows,
+                        interactive=interactive,
+                    )
+                except Overloaded as refusal:
+                    # A stream that was refused is refused again.
+                    return refusal
+            case _:
+                raise ValueError(f"a trace has no input {kind!r} with {len(values)} values")
+        return None
+
+
+def replay(lines: Iterable[str]) -> list[Step]:
+    """The steps that a scheduler with these inputs gives, in order; raises as `Replay` does."""
+    run = Replay(lines)
+    for _ in run:
+        pass
+    return run.steps
+
+
+@contextmanager
+def _told_by(number: int) -> Iterator[None]:
+    """What a line says can be anything: whatever it breaks is the line's fault, and is said with its number."""
     try:
-        head = next(inputs)
-    except StopIteration:
-        raise ValueError("the trace is empty") from None
-    if not isinstance(head, dict) or head.get("version") != VERSION:
-        raise ValueError(f"this is not a scheduler trace of version {VERSION}")
-    scheduler = Scheduler(
-        specs={
-            Stage(stage): StageSpec(max_rows=max_rows, buckets=tuple(buckets), max_tokens=max_tokens)
-            for stage, max_rows, buckets, max_tokens in head["specs"]
-        },
-        sample_rate=head["sample_rate"],
-        frame_samples=head["frame_samples"],
-        slots=head["slots"],
-        kv_pages=head["kv_pages"],
-        page_tokens=head["page_tokens"],
-        costs=CostTable.from_state(head["costs"]),
-        policy=Policy.from_state(head["policy"]),
-    )
-    steps: list[Step] = []
-    for kind, now, *rest in inputs:
-        _apply(scheduler, steps, kind, now, rest)
-    return steps
+        yield
+    except (ValueError, TypeError, LookupError, AssertionError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"line {number}: {error or type(error).__name__}") from error
 
 
-def _apply(scheduler: Scheduler, steps: list[Step], kind: str, now: int, rest: list[Any]) -> None:
-    match kind, rest:
-        case "next", []:
-            step = scheduler.next_step(now)
-            if step is not None:
-                assert step.id == len(steps)
-                steps.append(step)
-        case "done", [step_id, duration_ns, rows]:
-            results = tuple(RowResult(*row) for row in rows)
-            streams = sorted(row.stream for row in results)
-            if step_id >= len(steps) or sorted(row.stream for row in steps[step_id].rows) != streams:
-                raise ValueError(f"step {step_id} was done for streams {streams}, which is not what these inputs give")
-            scheduler.step_done(steps[step_id], StepResult(results, duration_ns), now)
-        case "report", [*fields]:
-            stream, heard_samples, at_ns, path_delay_ns, dry_at_ns, is_playing, is_measured = fields
-            report = PlaybackReport(stream, heard_samples, at_ns, path_delay_ns, dry_at_ns, is_playing, is_measured)
-            scheduler.report(report, now)
-        case "text", [stream, tokens]:
-            scheduler.push_text(stream, tokens, now)
-        case "end", [stream]:
-            scheduler.end_text(stream, now)
-        case "cancel", [stream]:
-            scheduler.cancel(stream, now)
-        case "open", [stream, feed, max_frames, priority, rows, interactive]:
-            # A stream that was refused is refused again.
-            with suppress(Overloaded):
-                scheduler.open(
-                    stream,
-                    now,
-                    feed=Feed(feed),
-                    max_frames=max_frames,
-                    priority=Priority(priority),
-                    rows=rows,
-                    interactive=interactive,
-                )
-        case _:
-            raise ValueError(f"a trace has no input {kind!r} with {len(rest)} values")
-
-
-def _parse(lines: Iterable[str]) -> Iterator[Any]:
-    """The value of each line; the last is left out if it is cut off."""
+def _parse(lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
+    """Number and value of each line; the last is left out if it is cut off."""
     previous: str | None = None
+    number = 0
     for line in lines:
         if previous is not None:
-            yield json.loads(previous)
+            with _told_by(number):
+                value = json.loads(previous)
+            yield number, value
         previous = line
+        number += 1
     if previous is not None:
         try:
             value = json.loads(previous)
         except ValueError:
             return
-        yield value
+        yield number, value
