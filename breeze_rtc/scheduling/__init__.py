@@ -17,6 +17,7 @@ from .step import (
     StepResult,
     StreamFailed,
     StreamFinished,
+    Why,
 )
 from .stream import Feed, Priority
 from .trace import TraceWriter, replay
@@ -43,5 +44,6 @@ __all__ = [
     "StreamFinished",
     "StreamStats",
     "TraceWriter",
+    "Why",
     "replay",
 ]

@@ -49,6 +49,7 @@ from .step import (
     StepResult,
     StreamFailed,
     StreamFinished,
+    Why,
 )
 from .stream import NEVER, Feed, Priority, Stream
 
@@ -320,7 +321,7 @@ class Scheduler:
         if self._trace is not None:
             self._trace.next_step(now)
         if self._half_made:
-            depth = self._issue(Stage.DEPTH, _by_slack(self._half_made))
+            depth = self._issue(Stage.DEPTH, _by_slack(self._half_made), Why.COMPLETES_FRAMES)
             self._half_made = [s for s in self._half_made if s.out is None]
             return depth
         work = self._survey(now)
@@ -328,7 +329,7 @@ class Scheduler:
             return self._go_on(work)
         step = self._first_sound(work, now) or self._go_on(work)
         # Nobody in danger can be helped now (a step is out for them): then waiting for them would help nobody.
-        return step or self._first_step_of(_in_order(work.new), work)
+        return step or self._first_step_of(_in_order(work.new), work, Why.FIRST_SOUND_ALONE)
 
     def stats(self, now: int) -> SchedulerStats:
         """A snapshot for plots and metrics; changes nothing."""
@@ -492,15 +493,16 @@ class Scheduler:
         bounded = self._policy.deferral_is_bounded
         spare_ns = work.tightest_ns - self._policy.guard_ns
         many = len(waiting)
+        work.first_sound_ns = self._way_to_sound(waiting)
         while many and self._way_to_sound(waiting[:many]) > spare_ns:
             many //= 2
         if many:
             self._was_forced = False
-            return self._first_step_of(waiting[:many], work)
+            return self._first_step_of(waiting[:many], work, Why.FIRST_SOUND_FITS)
         overdue = [s for s in waiting if now - s.ready_ns >= DEFERRAL_NS[s.priority]] if bounded else []
         if overdue and not (self._was_forced and work.tightest_ns < 0):
             self._was_forced = True
-            return self._first_step_of(overdue, work)
+            return self._first_step_of(overdue, work, Why.FIRST_SOUND_OVERDUE)
         self._was_forced = False
         work.in_danger_below_ns = danger_ns = self._way_to_sound(waiting[:1]) + self._policy.guard_ns
         # Nothing helps a stream in danger more quickly than the frames it has in hand.
@@ -530,20 +532,20 @@ class Scheduler:
             time_ns += self._stage_ns(Stage.TEXT, len(streams), tokens)
         return time_ns
 
-    def _first_step_of(self, waiting: list[Stream], work: _Work) -> Step:
+    def _first_step_of(self, waiting: list[Stream], work: _Work, why: Why) -> Step:
         """The next step for these streams, none of which has spoken: what is closest to sound, except that text goes
         before prefill, because what is encoded now joins that prefill.  Others who need the same stage come along.
         """
         decodable = [s for s in waiting if s.made and (s.made >= s.target or not s.can_generate)]
         if decodable:
-            return self._decode(decodable + _by_slack(work.codec), riders=work.backbone)
+            return self._decode(decodable + _by_slack(work.codec), work, why)
         texts = [s for s in waiting if s.can_encode]
         if texts:
-            return self._issue(Stage.TEXT, texts + work.text)
+            return self._issue(Stage.TEXT, texts + work.text, why, work)
         prompts = [s for s in waiting if s.can_prefill]
         if prompts:
-            return self._issue(Stage.PREFILL, prompts if self._policy.prefills_together else prompts[:1])
-        return self._issue(Stage.BACKBONE, waiting)
+            return self._issue(Stage.PREFILL, prompts if self._policy.prefills_together else prompts[:1], why, work)
+        return self._issue(Stage.BACKBONE, waiting, why, work)
 
     def _go_on(self, work: _Work) -> Step | None:
         """Rule 4: a step for streams that have spoken; None when none of them is due."""
@@ -563,11 +565,15 @@ class Scheduler:
             codec_first_ns = max(0, -codec[0].slack_ns, self._codec_cost_ns - other_ns)
             codec_last_ns = max(0, -other_ns, work.rescue_ns - codec[0].slack_ns)
             if other_ns == NEVER or codec_first_ns <= codec_last_ns:
-                return self._decode(codec, riders=work.backbone)
+                return self._decode(codec, work, self._why_decode(codec[0], work))
         if text and (text_ns <= frame_ns or self._text_cost(text) <= frame_ns):
-            return self._issue(Stage.TEXT, text)
+            return self._issue(Stage.TEXT, text, Why.TEXT, work)
         if backbone:
-            return self._issue(Stage.BACKBONE, self._helpful(backbone, work))
+            helped = self._helpful(backbone, work)
+            why = Why.LEAST_SLACK
+            if len(helped) < len(backbone):
+                why = Why.DANGER_FRAME if work.in_danger_below_ns > -NEVER else Why.RESCUE_FRAME
+            return self._issue(Stage.BACKBONE, helped, why, work)
         return None
 
     def _helpful(self, backbone: list[Stream], work: _Work) -> list[Stream]:
@@ -607,7 +613,14 @@ class Scheduler:
                 return backbone
         return chosen
 
-    def _decode(self, due: list[Stream], riders: list[Stream]) -> Step:
+    def _why_decode(self, first: Stream, work: _Work) -> Why:
+        if first.is_generated:
+            return Why.CHUNK_LAST
+        if first.pending >= first.target:
+            return Why.CHUNK_FULL
+        return Why.CHUNK_EARLY if work.in_danger_below_ns == -NEVER else Why.DANGER_CHUNK
+
+    def _decode(self, due: list[Stream], work: _Work, why: Why) -> Step:
         """A codec step for the first of `due`, with all rows of its shape and the riders that have just as many frames.
 
         Every row of a codec step has the same number of frames, because padding would enter the codec's state.  A
@@ -618,12 +631,12 @@ class Scheduler:
         spec = self._specs[Stage.CODEC]
         rows = [s for s in due if self._ready_rung(s) == frames][: spec.max_rows]
         taken = {s.id for s in rows}
-        ready = [s for s in riders if s.id not in taken and largest_rung(self._ladder, s.pending) == frames]
+        ready = [s for s in work.backbone if s.id not in taken and largest_rung(self._ladder, s.pending) == frames]
         soon_ns = 2 * (self._frame_cost_ns + self._codec_cost_ns + self._policy.guard_ns)
         rows += [s for s in ready if s.slack_ns < soon_ns][: spec.max_rows - len(rows)]
         room = min(bucket_of(spec, len(rows)), spec.max_rows) - len(rows)
         rows += [s for s in ready if s.slack_ns >= soon_ns][:room]
-        return self._issue(Stage.CODEC, rows, frames)
+        return self._issue(Stage.CODEC, rows, why, work, frames)
 
     def _ready_rung(self, s: Stream) -> int:
         """Frames of the chunk to decode now."""
@@ -634,7 +647,7 @@ class Scheduler:
 
     # ---- steps out and back ------------------------------------------------------------------------------------------
 
-    def _issue(self, stage: Stage, streams: list[Stream], frames: int = 1) -> Step:
+    def _issue(self, stage: Stage, streams: list[Stream], why: Why, work: _Work | None = None, frames: int = 1) -> Step:
         """Make the step of as many of `streams`, in order, as the stage's limits hold; at least the first goes in."""
         spec = self._specs[stage]
         rows: list[Row] = []
@@ -659,7 +672,9 @@ class Scheduler:
             rows.append(Row(s.id, s.slot, start, count, new_pages))
             used += width
             tokens += count * width
-        step = Step(self._next_id, stage, tuple(rows), bucket_of(spec, used))
+        slack_ns = None if work is None or work.tightest_ns == NEVER else work.tightest_ns
+        first_sound_ns = None if work is None else work.first_sound_ns
+        step = Step(self._next_id, stage, tuple(rows), bucket_of(spec, used), why, slack_ns, first_sound_ns)
         self._next_id += 1
         self._out[step.id] = step
         return step
@@ -811,6 +826,7 @@ class _Work:
     __slots__ = (
         "backbone",
         "codec",
+        "first_sound_ns",
         "in_danger_below_ns",
         "is_backbone_due",
         "new",
@@ -824,6 +840,8 @@ class _Work:
         self.rescue_ns = 0
         # The least slack of all who have spoken, those whose step is out included.
         self.tightest_ns = NEVER
+        # Predicted time until all first sounds that wait would be made; None when none waits.
+        self.first_sound_ns: int | None = None
         # Streams with less slack than this keep a first sound waiting.
         self.in_danger_below_ns = -NEVER
         # Not spoken yet, and something to run.

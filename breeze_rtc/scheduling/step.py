@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 
 class Stage(IntEnum):
@@ -28,9 +28,12 @@ class StageSpec:
     """TEXT and PREFILL: tokens in one step over all rows; 0 where the stage has no token axis."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
-    """One stream's part of a step."""
+    """One stream's part of a step.
+
+    Never changed once made; but not frozen, which would take four times as long, and a busy second makes thousands.
+    """
 
     stream: int
     slot: int
@@ -43,19 +46,50 @@ class Row:
     """KV pages that become this stream's with this step, appended to those it has."""
 
 
+class Why(Enum):
+    """Why a step was chosen, as a clause of a sentence."""
+
+    UNSAID = "nobody said why"
+    """A step made by hand."""
+    COMPLETES_FRAMES = "completes the frames in work"
+    FIRST_SOUND_FITS = "a first sound that fits into everybody's slack"
+    FIRST_SOUND_OVERDUE = "a first sound that has waited as long as it may"
+    FIRST_SOUND_ALONE = "a first sound, and nobody else has anything due"
+    FIRST_SOUND_ALWAYS = "a first sound goes before all others"
+    PROMPT_PIECE = "as much of a long prompt as fits into everybody's slack"
+    DANGER_CHUNK = "the frames in hand of a stream that a first sound would make late"
+    DANGER_FRAME = "the smallest step that helps the streams that a first sound would make late"
+    RESCUE_FRAME = "a smaller step, because the first row would be late in a full one"
+    CHUNK_FULL = "a chunk is full"
+    CHUNK_EARLY = "a chunk goes early: the next frame would come too late"
+    CHUNK_LAST = "the last frames of a stream"
+    TEXT = "text for streams that speak"
+    LEAST_SLACK = "the next frame, least slack first"
+    JOINS_CODEC = "one more frame, so that a full chunk shares its codec step"
+    IN_TURN = "next in the order of this policy"
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One piece of work: a stage, the rows that run in it, and the bucket it is padded to."""
+    """One piece of work: a stage, the rows that run in it, and the bucket it is padded to.
+
+    Replay gives the same steps with the same reasons, so a trace does not write them down.
+    """
 
     id: int
     stage: Stage
     rows: tuple[Row, ...]
     bucket: int
+    why: Why = Why.UNSAID
+    slack_ns: int | None = None
+    """The least slack of all who had spoken, when the step was chosen; None where nobody looked."""
+    first_sound_ns: int | None = None
+    """The time predicted until the first sounds that wait would be made; None where none waited."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowResult:
-    """What a step did to one stream."""
+    """What a step did to one stream.  Not frozen, for the reason that `Row` is not."""
 
     stream: int
     ended: bool = False
