@@ -1,8 +1,24 @@
-"""How long a step will take: measured before serving, learnt while serving.
+"""How long a step will take: measured before serving, learnt while serving, and how wrong that was.
 
 A step is known by (stage, bucket, size).  Size is the total of tokens, rounded up to a power of two, for TEXT and
-PREFILL; the frames per row for CODEC; 1 for BACKBONE and DEPTH.  Each key keeps its last durations, and the
-prediction is their 90th percentile: one stall in ten steps does not move it, a slower machine does within a few steps.
+PREFILL; the frames per row for CODEC; 1 for BACKBONE and DEPTH.  A prediction is a product of three:
+
+    level of the kind x pace of the stage x margin of the stage
+
+- The *level* is the median of the kind's last `WINDOW` durations, each divided by the pace at its time.
+- The *pace* is how fast the machine is now, over what the levels say, by the last steps of the whole stage: their
+  median, or the smaller of the last two if that is more.  So one stall moves nothing, a machine that becomes three
+  times slower is believed at the second slow step and one that becomes faster at the eighth, and kinds of step that
+  have not run since are believed slower or faster along with those that have.  What lasts becomes the level of the
+  kinds that run, with a time constant of 2,000 steps, or else the two would drift against each other.
+- The *margin* makes of that typical time one that `COVERED_TENTHS` of ten steps do not exceed.  It is a quantile
+  tracker: up by nine units after a step that took longer than predicted, down by one after one that did not.  As the
+  ups and downs of a bounded number add up to little, in the long run one step in ten takes longer, whatever the
+  durations do.  (Gibbs and Candes, "Adaptive conformal inference under distribution shift", 2021; with the pace as
+  its forecaster it is the quantile tracking of Angelopoulos, Candes and Tibshirani, "Conformal PID control for time
+  series prediction", 2023.)  It never falls below one: where durations hardly vary, fewer take longer.
+
+All in integers; nothing here is random.
 """
 
 from __future__ import annotations
@@ -10,13 +26,34 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from .step import Stage
 
 CostKey = tuple[Stage, int, int]
 """(stage, bucket, size)"""
 
-WINDOW = 32
+WINDOW = 31
+"""Durations a kind of step is judged by."""
+PACE_WINDOW = 15
+"""Steps of a stage that say how fast the machine is now.  Half of them are a quarter of `WINDOW`: a change of pace is
+taken for one before it looks like a change of level.  Both are odd: the lower of two middle values, taken for the
+median again and again, would let the levels sink."""
+COVERED_TENTHS = 9
+"""Of ten steps, so many take at most as long as predicted."""
+ONE = 1 << 10
+"""A pace or margin of 1."""
+MARGIN_UNIT = 3
+"""What the margin falls by after a step within its prediction, in parts of `ONE`: 0.3 %."""
+LARGEST_MARGIN = 4 * ONE
+MEASURED_COUNTS = 16
+"""A duration measured before serving counts as so many observations: a machine that is slower than it was then must be
+taken for that before it looks as if this kind of step alone were."""
+
+RATIO_BOUNDS = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
+"""Upper bounds of the classes in which steps are counted by their duration over its prediction."""
+_BOUNDS = tuple(int(bound * ONE) for bound in RATIO_BOUNDS)
 
 
 def size_of(stage: Stage, units: int) -> int:
@@ -26,22 +63,85 @@ def size_of(stage: Stage, units: int) -> int:
     return units if stage is Stage.CODEC else 1
 
 
+@dataclass(frozen=True, slots=True)
+class PredictionError:
+    """How a stage's steps compared with their predictions, since the table was made."""
+
+    ratios: tuple[int, ...]
+    """Steps by duration over prediction: at most `RATIO_BOUNDS[i]` and above the bound before; the last one, above
+    them all.  Steps of a stage of which nothing was known are left out."""
+    ratio_sum: float
+    """Of those steps."""
+    margin: float
+    """The margin now."""
+
+    @property
+    def steps(self) -> int:
+        return sum(self.ratios)
+
+    @property
+    def over(self) -> int:
+        """Steps that took longer than predicted."""
+        return sum(self.ratios[RATIO_BOUNDS.index(1.0) + 1 :])
+
+
+class _Pace:
+    """How one stage runs now; see the module's docstring."""
+
+    __slots__ = ("counts", "factor", "margin", "ratios", "total", "usual")
+
+    def __init__(self) -> None:
+        # Duration over level of the last steps, in parts of ONE; before any, the machine is as it was measured.
+        self.ratios = deque([ONE] * PACE_WINDOW, PACE_WINDOW)
+        self.margin = ONE
+        # What durations are divided by, and what levels are multiplied by: pace times margin.
+        self.usual = ONE
+        self.factor = ONE * ONE
+        # Steps by duration over prediction, and the sum of that, in parts of ONE.
+        self.counts = [0] * (len(_BOUNDS) + 1)
+        self.total = 0
+
+    def count(self, predicted_ns: int, duration_ns: int) -> None:
+        ratio = -(-duration_ns * ONE // predicted_ns)
+        self.counts[bisect_left(_BOUNDS, ratio)] += 1
+        self.total += ratio
+
+    def correct(self, *, is_over: bool) -> None:
+        """Widen or tighten the margin by the error just made."""
+        if is_over:
+            self.margin = min(self.margin + COVERED_TENTHS * MARGIN_UNIT, LARGEST_MARGIN)
+        else:
+            self.margin = max(self.margin - (10 - COVERED_TENTHS) * MARGIN_UNIT, ONE)
+
+    def follow(self, ratio: int) -> None:
+        """One more step of a known kind took `ratio` of its level."""
+        self.ratios.append(ratio)
+        self.settle()
+
+    def settle(self) -> None:
+        ratios = self.ratios
+        median = sorted(ratios)[PACE_WINDOW // 2]
+        self.usual = max(1, median - (median - ONE) // 64)
+        self.factor = max(median, min(ratios[-1], ratios[-2])) * self.margin
+
+
 class CostTable:
     """Predicted time per kind of step, in ns."""
 
     def __init__(self, measured: Mapping[CostKey, int] | None = None) -> None:
         """`measured`: durations of a warm-up, one per key; each counts as the first observation of its key."""
-        # The last durations of each key, in order of arrival and sorted.
+        # The last durations of each key at pace 1, in order of arrival and sorted; the level is the (lower) median.
         self._recent: dict[CostKey, deque[int]] = {}
         self._sorted: dict[CostKey, list[int]] = {}
+        self._levels: dict[Stage, dict[CostKey, int]] = {stage: {} for stage in Stage}
+        self._paces = {stage: _Pace() for stage in Stage}
         # Goes up with every observation: what was looked up before may have changed.
         self.version = 0
-        # What `predict_ns` answers, for keys that have been seen ...
-        self._known: dict[CostKey, int] = {}
-        # ... and for those that have not; forgotten when the stage learns something.
-        self._guessed: dict[Stage, dict[CostKey, int]] = {stage: {} for stage in Stage}
-        for (stage, bucket, size), duration_ns in (measured or {}).items():
-            self.observe(stage, bucket, size, duration_ns)
+        # What `predict_ns` has answered; forgotten when the stage learns something.
+        self._predicted: dict[Stage, dict[CostKey, int]] = {stage: {} for stage in Stage}
+        for key, duration_ns in (measured or {}).items():
+            for _ in range(MEASURED_COUNTS):
+                self._learn(key, duration_ns)
 
     def predict_ns(self, stage: Stage, bucket: int, units: int = 1) -> int:
         """The time a step of `stage` padded to `bucket` rows will very likely not exceed.
@@ -50,18 +150,60 @@ class CostTable:
         known one scaled up by its work; 0 when nothing is known of the stage, which lets a cold start begin and learn.
         """
         key = (stage, bucket, size_of(stage, units))
-        known = self._known.get(key)
-        if known is not None:
-            return known
-        guesses = self._guessed[stage]
-        guess = guesses.get(key)
-        if guess is None:
-            guess = guesses[key] = self._guess(key)
-        return guess
+        predicted = self._predicted[stage]
+        time_ns = predicted.get(key)
+        if time_ns is None:
+            level = self._levels[stage].get(key)
+            if level is None:
+                level = self._guess(key)
+            time_ns = predicted[key] = level * self._paces[stage].factor // (ONE * ONE)
+        return time_ns
 
     def observe(self, stage: Stage, bucket: int, units: int, duration_ns: int) -> None:
         """A step of this kind took `duration_ns`."""
         key = (stage, bucket, size_of(stage, units))
+        pace = self._paces[stage]
+        predicted_ns = self.predict_ns(stage, bucket, units)
+        if predicted_ns:
+            pace.count(predicted_ns, duration_ns)
+        level = self._levels[stage].get(key)
+        if level:
+            # A kind never seen before says nothing about the pace: what was expected of it was a guess.
+            pace.correct(is_over=duration_ns > predicted_ns)
+            pace.follow(duration_ns * ONE // level)
+        self._learn(key, duration_ns * ONE // pace.usual)
+
+    def errors(self) -> dict[Stage, PredictionError]:
+        """How good the predictions were, for the stages that have run."""
+        return {
+            stage: PredictionError(tuple(pace.counts), pace.total / ONE, pace.margin / ONE)
+            for stage, pace in self._paces.items()
+            if any(pace.counts)
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Everything learnt, as plain values to be written down."""
+        return {
+            "kinds": [[int(key[0]), key[1], key[2], list(recent)] for key, recent in self._recent.items()],
+            "stages": [[int(stage), pace.margin, list(pace.ratios)] for stage, pace in self._paces.items()],
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Iterable[Iterable[Any]]]) -> CostTable:
+        """The table whose `state()` was `state`.  Raises ValueError, TypeError or KeyError for anything else."""
+        table = cls()
+        for stage, bucket, size, durations in state["kinds"]:
+            for duration_ns in durations:
+                table._learn((Stage(stage), _natural(bucket), _natural(size)), _natural(duration_ns))
+        for stage, margin, ratios in state["stages"]:
+            pace = table._paces[Stage(stage)]
+            pace.margin = min(max(ONE, _natural(margin)), LARGEST_MARGIN)
+            pace.ratios.extend(_natural(ratio) for ratio in ratios)
+            pace.settle()
+        return table
+
+    def _learn(self, key: CostKey, duration_ns: int) -> None:
+        """One more duration of a kind, at pace 1."""
         recent = self._recent.get(key)
         if recent is None:
             recent = self._recent[key] = deque()
@@ -71,31 +213,17 @@ class CostTable:
             del ordered[bisect_left(ordered, recent.popleft())]
         recent.append(duration_ns)
         insort(ordered, duration_ns)
-        # The smallest value that nine of ten do not exceed; the largest while there are fewer than ten.
-        self._known[key] = ordered[(9 * len(ordered) - 1) // 10]
-        self._guessed[stage].clear()
+        stage = key[0]
+        self._levels[stage][key] = ordered[(len(ordered) - 1) // 2]
+        self._predicted[stage].clear()
         self.version += 1
 
-    def state(self) -> list[tuple[int, int, int, tuple[int, ...]]]:
-        """Everything learnt, as (stage, bucket, size, durations): plain values, to be written down."""
-        return [(int(stage), bucket, size, tuple(recent)) for (stage, bucket, size), recent in self._recent.items()]
-
-    @classmethod
-    def from_state(cls, state: Iterable[tuple[int, int, int, Iterable[int]]]) -> CostTable:
-        """The table whose `state()` was `state`."""
-        table = cls()
-        for stage, bucket, size, durations in state:
-            for duration_ns in durations:
-                table.observe(Stage(stage), bucket, size, duration_ns)
-        return table
-
     def _guess(self, key: CostKey) -> int:
+        """The level of a kind that was never seen."""
         stage, bucket, size = key
         above: int | None = None
         below_work, below_ns = 0, 0
-        for (other, other_bucket, other_size), ns in self._known.items():
-            if other is not stage:
-                continue
+        for (other, other_bucket, other_size), ns in self._levels[stage].items():
             if other_bucket >= bucket and other_size >= size:
                 above = ns if above is None else min(above, ns)
             work = _work(other, other_bucket, other_size)
@@ -106,6 +234,12 @@ class CostTable:
         if not below_work:
             return 0
         return max(below_ns, below_ns * _work(*key) // below_work)
+
+
+def _natural(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value
 
 
 def _work(stage: Stage, bucket: int, size: int) -> int:
