@@ -22,14 +22,8 @@ from typing import Any
 from breeze_rtc.clock import MS
 from breeze_rtc.scheduling import Scheduler
 from breeze_rtc.scheduling.chunking import LADDER
-from breeze_rtc.scheduling.simulator import (
-    H100_GRAPH_COSTS,
-    H100_SPECS,
-    SimulatedListener,
-    Utterance,
-    simulate,
-    warmed_up,
-)
+from breeze_rtc.scheduling.machines import H100_GRAPH_COSTS, H100_SPECS, warmed_up
+from breeze_rtc.scheduling.simulator import SimulatedListener, Utterance, simulate
 from breeze_rtc.scheduling.step import Step, StepResult
 
 SAMPLE_RATE, FRAME_SAMPLES = 24_000, 1_920

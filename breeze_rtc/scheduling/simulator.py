@@ -9,70 +9,20 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
-from ..clock import MS, US, ns_to_samples, samples_to_ns
+from ..clock import MS, SECOND, ns_to_samples, samples_to_ns
 from ..errors import Overloaded
 from ..playback import PlaybackReport
-from .costs import CostTable, size_of
+from .machines import SimulatedCosts, cost_ns
+from .metrics import Delivery, Ending
 from .scheduler import Scheduler
-from .step import AudioReady, DeadlineMissed, RowResult, Stage, StageSpec, Step, StepResult, StreamFinished
+from .step import AudioReady, DeadlineMissed, RowResult, Stage, Step, StepResult, StreamFinished
 from .stream import NEVER, Feed, Priority
-
-
-@dataclass(frozen=True, slots=True)
-class LinearCost:
-    """Time of a step: the base, plus so much per row of the bucket, plus so much per token, or per frame and row."""
-
-    base_ns: int
-    row_ns: int = 0
-    unit_ns: int = 0
-
-
-SimulatedCosts = Mapping[Stage, LinearCost]
-
-_H100_HOST_NS = 600 * US
-H100_GRAPH_COSTS: SimulatedCosts = {
-    Stage.TEXT: LinearCost(_H100_HOST_NS + 2_000 * US, unit_ns=6 * US),
-    Stage.PREFILL: LinearCost(_H100_HOST_NS + 4_000 * US, unit_ns=6 * US),
-    Stage.BACKBONE: LinearCost(_H100_HOST_NS + 2_200 * US, row_ns=15 * US),
-    Stage.DEPTH: LinearCost(_H100_HOST_NS + 6_700 * US, row_ns=260 * US),
-    Stage.CODEC: LinearCost(_H100_HOST_NS + 3_000 * US, unit_ns=60 * US),
-}
-"""SIMULATED.  The 3B model on one H100 with unfused kernels in CUDA graphs, host time included: scaled from times
-others have published for models of this structure, not measured."""
-H100_SPECS = {
-    Stage.TEXT: StageSpec(max_rows=16, buckets=(1, 2, 4, 8, 16), max_tokens=512),
-    Stage.PREFILL: StageSpec(max_rows=16, buckets=(1, 2, 4, 8, 16), max_tokens=1024),
-    Stage.BACKBONE: StageSpec(max_rows=64, buckets=(1, 2, 4, 8, 12, 16, 24, 32, 48, 64)),
-    Stage.DEPTH: StageSpec(max_rows=64, buckets=(1, 2, 4, 8, 12, 16, 24, 32, 48, 64)),
-    Stage.CODEC: StageSpec(max_rows=32, buckets=(1, 2, 4, 8, 16, 32)),
-}
-
-
-def cost_ns(costs: SimulatedCosts, stage: Stage, bucket: int, units: int) -> int:
-    """Time of one step; units: tokens over all rows, or codec frames per row."""
-    cost = costs[stage]
-    return cost.base_ns + cost.row_ns * bucket + cost.unit_ns * (units if stage <= Stage.PREFILL else units * bucket)
-
-
-def warmed_up(costs: SimulatedCosts, specs: Mapping[Stage, StageSpec], ladder: Iterable[int]) -> CostTable:
-    """The table that a warm-up over all shapes would have measured."""
-    measured = {}
-    for stage, spec in specs.items():
-        sizes = [size_of(stage, 1)]
-        if stage is Stage.CODEC:
-            sizes = list(ladder)
-        while stage <= Stage.PREFILL and sizes[-1] < spec.max_tokens:
-            sizes.append(2 * sizes[-1])
-        for bucket in spec.buckets:
-            for size in sizes:
-                measured[stage, bucket, size] = cost_ns(costs, stage, bucket, size)
-    return CostTable(measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +30,19 @@ class SimulatedListener:
     """How one listener hears and reports.  The defaults hear at once, without a buffer, and say nothing."""
 
     network_ns: int = 0
-    """From our sink to the player, and back for reports."""
+    """From our sink to the player; and from the client to us, for requests and reports."""
     jitter_ns: int = 0
     """Up to this much more for a chunk; chunks stay in order."""
     buffer_ns: int = 0
-    """The player starts this long after the first chunk has come."""
+    """The player starts this long after the first chunk has come: its jitter buffer, or a click that came late."""
+    drift_ppm: int = 0
+    """How much faster than ours the loudspeaker's clock is."""
     report_every_ns: int = 0
     """0: no reports."""
     stalls: tuple[tuple[int, int], ...] = ()
-    """(start, duration) since the first chunk was sent: what is sent meanwhile arrives at the end."""
+    """(start, duration) since the first chunk was sent: what is sent meanwhile, either way, arrives at the end."""
     pause: tuple[int, int] | None = None
-    """(start, duration) since the player started: it stands still, and says so."""
+    """(start, duration) since the player started: it stands still, and says so at once."""
     barge_in_samples: int | None = None
     """The listener interrupts on hearing this position."""
 
@@ -104,43 +56,97 @@ class Utterance:
     pieces: tuple[tuple[int, int], ...] = ((0, 24),)
     """(time since arrival, tokens) of each piece of text; the text ends with the last."""
     arrival_ns: int = 0
-    """Open loop: when it comes.  Ignored in a closed loop."""
+    """Open loop: when it reaches us.  Ignored in a closed loop."""
     feed: Feed = Feed.PREFIX
     priority: Priority = Priority.LIVE
     interactive: bool = True
     listener: SimulatedListener = SimulatedListener()
 
 
+@dataclass(frozen=True, slots=True)
+class LazyCapture:
+    """What a server that captures graphs while it serves suffers: now and then a shape is met for the first time."""
+
+    every_steps: int
+    """One step in so many, on average."""
+    stall_ns: int = 350 * MS
+
+
 @dataclass(slots=True)
 class Outcome:
-    """What became of one utterance.  Times of a stage that was never reached are None."""
+    """What became of one utterance."""
 
     arrival_ns: int
-    is_refused: bool = False
-    is_finished: bool = False
+    """When it reached us."""
+    sent_ns: int
+    """When its client sent it."""
+    ending: Ending = Ending.UNKNOWN
+    arrivals: list[tuple[int, int]] = field(default_factory=list)
+    """(time, duration) of each chunk at the listener."""
     first_packet_ns: int | None = None
-    """From arrival to the first chunk handed to the sink."""
-    potential_gap_ns: int = 0
-    """The buffer a player starting with the first chunk would have needed, from the times chunks reached it."""
+    """From our having the request to the first chunk handed to the sink; without the network.  None: never."""
     true_gaps: int = 0
     """Times the simulated player ran dry before the end."""
     true_gap_ns: int = 0
     missed_deadlines: int = 0
-    wasted_samples: int = 0
-    """Made and never heard, because of a barge-in."""
+    frames: int = 0
+    """Frames generated, decoded or not."""
+    heard_samples: int | None = None
+    """Where an interrupted listener had got to."""
     samples: int = 0
+    """Decoded."""
     chunks: list[int] = field(default_factory=list)
     """Frames of each chunk."""
     most_ahead_ns: int = 0
     """The longest stretch of made and unheard sound at any delivery, as an ideal listener would have it."""
 
+    def delivery(self, sample_rate: int, frame_samples: int) -> Delivery:
+        """This utterance as its client saw it, and what a player and an engine add to that."""
+        made_ns = samples_to_ns(self.frames * frame_samples, sample_rate)
+        heard_ns = None if self.heard_samples is None else samples_to_ns(self.heard_samples, sample_rate)
+        return Delivery(
+            sent_ns=self.sent_ns,
+            chunks=tuple(self.arrivals),
+            ending=self.ending,
+            gap_ns=self.true_gap_ns if self.arrivals else None,
+            made_ns=made_ns,
+            heard_ns=heard_ns,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a simulation gave."""
+
+    outcomes: list[Outcome]
+    """In the order of the utterances; those that never began are left out."""
+    end_ns: int
+    """When the last of it happened."""
+    steps: dict[Stage, int]
+    busy_ns: dict[Stage, int]
+    """Time the machine spent in each stage."""
+
 
 class _Player:
     """A player with its buffer, advanced only when somebody looks."""
 
-    def __init__(self, sample_rate: int, listener: SimulatedListener) -> None:
-        self._sample_rate = sample_rate
-        self._listener = listener
+    __slots__ = (
+        "_buffer_ns",
+        "_drift_ppm",
+        "_dry_since",
+        "_now",
+        "_pause",
+        "arrived_ns",
+        "gap_ns",
+        "gaps",
+        "heard_ns",
+        "starts_at",
+    )
+
+    def __init__(self, listener: SimulatedListener) -> None:
+        self._buffer_ns = listener.buffer_ns
+        self._drift_ppm = listener.drift_ppm
+        self._pause = listener.pause
         # Sound that has arrived, in ns; of it, what has been heard.
         self.arrived_ns = 0
         self.heard_ns = 0
@@ -153,7 +159,7 @@ class _Player:
     def arrive(self, duration_ns: int, now: int) -> None:
         self.advance(now)
         if self.starts_at is None:
-            self.starts_at = now + self._listener.buffer_ns
+            self.starts_at = now + self._buffer_ns
         if self._dry_since is not None:
             self.gaps += 1
             self.gap_ns += now - self._dry_since
@@ -164,7 +170,12 @@ class _Player:
         """Play up to `now`."""
         if self.starts_at is not None and now > self.starts_at:
             begin = max(self._now, self.starts_at)
-            played_ns = now - begin - self._paused_between(begin, now)
+            played_ns = now - begin
+            if self._pause is not None:
+                start = self.starts_at + self._pause[0]
+                played_ns -= max(0, min(now, start + self._pause[1]) - max(begin, start))
+            if self._drift_ppm:
+                played_ns += played_ns * self._drift_ppm // 1_000_000
             left_ns = self.arrived_ns - self.heard_ns
             if played_ns > left_ns and self._dry_since is None:
                 self._dry_since = now - (played_ns - left_ns)
@@ -172,35 +183,41 @@ class _Player:
         self._now = max(self._now, now)
 
     def is_paused(self, now: int) -> bool:
-        pause = self._listener.pause
+        pause = self._pause
         return pause is not None and self.starts_at is not None and 0 <= now - self.starts_at - pause[0] < pause[1]
-
-    def heard_samples(self) -> int:
-        return ns_to_samples(self.heard_ns, self._sample_rate)
-
-    def _paused_between(self, begin: int, end: int) -> int:
-        if self._listener.pause is None or self.starts_at is None:
-            return 0
-        start = self.starts_at + self._listener.pause[0]
-        return max(0, min(end, start + self._listener.pause[1]) - max(begin, start))
 
 
 class _Call:
     """One utterance on its way: what the simulator knows and the scheduler does not."""
 
-    def __init__(self, utterance: Utterance, player: _Player, now: int) -> None:
+    __slots__ = (
+        "encoded",
+        "first_sent_ns",
+        "ideal_dry_ns",
+        "is_listened_to",
+        "is_over",
+        "last_arrival_ns",
+        "on_its_way",
+        "outcome",
+        "player",
+        "tokens",
+        "utterance",
+    )
+
+    def __init__(self, utterance: Utterance, now: int) -> None:
         self.utterance = utterance
-        self.player = player
-        self.outcome = Outcome(arrival_ns=now)
+        self.player = _Player(utterance.listener)
+        self.outcome = Outcome(arrival_ns=now, sent_ns=now - utterance.listener.network_ns)
         self.tokens = sum(tokens for _, tokens in utterance.pieces)
         self.encoded = 0
-        self.is_text_ended = False
-        # When the last chunk reached, or will reach, the player.
+        # Chunks sent that have not arrived, and when the last of them does.
+        self.on_its_way = 0
         self.last_arrival_ns = 0
-        self.first_arrival_ns = 0
-        self.arriving_ns = 0
         self.first_sent_ns = 0
         self.ideal_dry_ns = 0
+        # The listener hears the rest, and nothing more will be made.
+        self.is_listened_to = False
+        # The listener has interrupted or heard everything.
         self.is_over = False
 
 
@@ -212,41 +229,59 @@ def simulate(
     sample_rate: int,
     frame_samples: int,
     concurrency: int | None = None,
+    until_heard: bool = False,
     uniform: Callable[[], float] | None = None,
     spread: float = 0.05,
-) -> list[Outcome]:
-    """Speak `utterances` in virtual time; the outcomes are in their order.
+    captures: LazyCapture | None = None,
+) -> Run:
+    """Speak `utterances` in virtual time.
 
-    concurrency: closed loop with so many streams, the next begins when one has been made in full or was interrupted;
-    None: open loop, each comes at its `arrival_ns`.  uniform: gives numbers in [0, 1), for network jitter and for
-    step times that are log-normal around the cost table with a deviation of `spread`; None: neither varies.
+    concurrency: closed loop with so many streams, the next begins when one has been made in full (until_heard: heard in
+    full) or was interrupted; None: open loop, each comes at its `arrival_ns`.  uniform: gives numbers in [0, 1), for
+    network jitter, for step times that are log-normal around the cost table with a deviation of `spread`, and for
+    `captures`; None: nothing varies.
     """
     return _Simulation(
-        scheduler, list(utterances), costs, sample_rate, frame_samples, concurrency, uniform, spread
+        scheduler,
+        list(utterances),
+        costs=costs,
+        sample_rate=sample_rate,
+        frame_samples=frame_samples,
+        concurrency=concurrency,
+        until_heard=until_heard,
+        uniform=uniform,
+        spread=spread,
+        captures=captures,
     ).run()
 
 
 class _Simulation:
-    def __init__(  # noqa: PLR0917 (one caller, above)
+    def __init__(
         self,
         scheduler: Scheduler,
         utterances: list[Utterance],
+        *,
         costs: SimulatedCosts,
         sample_rate: int,
         frame_samples: int,
         concurrency: int | None,
+        until_heard: bool,
         uniform: Callable[[], float] | None,
         spread: float,
+        captures: LazyCapture | None,
     ) -> None:
         self._scheduler = scheduler
         self._utterances = utterances
         self._costs = costs
         self._sample_rate = sample_rate
         self._frame_samples = frame_samples
-        self._frame_ns = samples_to_ns(frame_samples, sample_rate)
+        self._until_heard = until_heard
         self._uniform = uniform
         self._spread = spread
+        self._captures = captures
         self._now = 0
+        self._steps = dict.fromkeys(Stage, 0)
+        self._busy_ns = dict.fromkeys(Stage, 0)
         self._order = count()
         self._inbox: list[tuple[int, int, Callable[[], None]]] = []
         self._calls: dict[int, _Call] = {}
@@ -260,48 +295,69 @@ class _Simulation:
             for _ in range(concurrency):
                 self._begin_next()
 
-    def run(self) -> list[Outcome]:
-        scheduler = self._scheduler
+    def run(self) -> Run:
+        scheduler, inbox = self._scheduler, self._inbox
         while True:
-            while self._inbox and self._inbox[0][0] <= self._now:
-                heappop(self._inbox)[2]()
+            while inbox and inbox[0][0] <= self._now:
+                heappop(inbox)[2]()
             step = scheduler.next_step(self._now)
             if step is not None:
                 self._run(step)
                 continue
             wake_at = scheduler.wake_at()
             assert wake_at is None or wake_at > self._now, "the scheduler asked to be woken and had nothing to do"
-            then = min(self._inbox[0][0] if self._inbox else NEVER, NEVER if wake_at is None else wake_at)
+            then = min(inbox[0][0] if inbox else NEVER, NEVER if wake_at is None else wake_at)
             if then == NEVER:
                 break
             self._now = then
-        return [self._calls[index].outcome for index in range(len(self._utterances)) if index in self._calls]
+        return Run(
+            outcomes=[self._calls[index].outcome for index in range(len(self._utterances)) if index in self._calls],
+            end_ns=self._now,
+            steps=self._steps,
+            busy_ns=self._busy_ns,
+        )
 
     # ---- the machine -------------------------------------------------------------------------------------------------
 
     def _run(self, step: Step) -> None:
-        units = step.rows[0].count if step.stage is Stage.CODEC else sum(row.count for row in step.rows)
-        duration_ns = self._vary(cost_ns(self._costs, step.stage, step.bucket, units))
+        stage = step.stage
+        units = step.rows[0].count if stage is Stage.CODEC else sum(row.count for row in step.rows)
+        duration_ns = self._vary(cost_ns(self._costs, stage, step.bucket, units))
         self._now += duration_ns
-        rows = tuple(self._result(step.stage, row.stream, row.start, row.count) for row in step.rows)
+        self._steps[stage] += 1
+        self._busy_ns[stage] += duration_ns
+        rows = tuple(self._result(stage, row.stream, row.start, row.count) for row in step.rows)
         self._scheduler.step_done(step, StepResult(rows, duration_ns), self._now)
         self._take_events()
 
     def _result(self, stage: Stage, stream: int, start: int, units: int) -> RowResult:
         call = self._calls[stream]
-        utterance = call.utterance
-        if stage is Stage.TEXT:
-            call.encoded += units
+        if stage is Stage.DEPTH:
+            call.outcome.frames += 1
+            return RowResult(stream)
         if stage is Stage.CODEC:
             call.outcome.chunks.append(units)
             return RowResult(stream, samples=units * self._frame_samples)
-        if stage is Stage.PREFILL or stage is Stage.BACKBONE:
-            frame = start if stage is Stage.BACKBONE else 0
+        if stage is Stage.TEXT:
+            call.encoded += units
+            return RowResult(stream)
+        utterance = call.utterance
+        frame = start if stage is Stage.BACKBONE else 0
+        is_starved = False
+        if utterance.feed is Feed.PER_FRAME and call.encoded < call.tokens:
             # Text is spoken evenly; the next frame needs the token after the one it speaks.
-            needed = 1 + (frame + 1) * call.tokens // utterance.frames
-            starved = utterance.feed is Feed.PER_FRAME and call.encoded < min(needed, call.tokens)
-            return RowResult(stream, ended=frame >= utterance.frames, wants_text=starved)
-        return RowResult(stream)
+            is_starved = call.encoded < min(1 + (frame + 1) * call.tokens // utterance.frames, call.tokens)
+        return RowResult(stream, ended=frame >= utterance.frames, wants_text=is_starved)
+
+    def _vary(self, duration_ns: int) -> int:
+        if self._uniform is None:
+            return duration_ns
+        # Box-Muller; 1 - u is never 0.
+        normal = math.sqrt(-2.0 * math.log(1.0 - self._uniform())) * math.cos(2.0 * math.pi * self._uniform())
+        duration_ns = int(duration_ns * math.exp(self._spread * normal))
+        if self._captures is not None and self._uniform() * self._captures.every_steps < 1.0:
+            duration_ns += self._captures.stall_ns
+        return duration_ns
 
     def _take_events(self) -> None:
         for event in self._scheduler.events():
@@ -311,10 +367,16 @@ class _Simulation:
             elif isinstance(event, DeadlineMissed):
                 call.outcome.missed_deadlines += 1
             elif isinstance(event, StreamFinished):
-                call.outcome.is_finished = True
-                # The caller has to learn of it, and the next request has to come here: it does not arrive in step
-                # with us.
-                self._begin_next(2 * call.utterance.listener.network_ns)
+                if call.outcome.ending is Ending.UNKNOWN:
+                    call.outcome.ending = Ending.COMPLETE
+                call.is_listened_to = True
+                if not self._until_heard:
+                    self._begin_after(call)
+                elif not call.on_its_way:
+                    self._listen(event.stream, call, self._now)
+            else:
+                call.outcome.ending = Ending.FAILED
+                self._begin_after(call)
 
     # ---- the listeners -----------------------------------------------------------------------------------------------
 
@@ -325,68 +387,97 @@ class _Simulation:
             outcome.first_packet_ns = self._now - outcome.arrival_ns
             call.first_sent_ns = self._now
             if listener.report_every_ns:
-                self._at(self._now + listener.report_every_ns, lambda: self._report(stream, call))
+                self._at(self._now + listener.report_every_ns, partial(self._report, stream, call))
         call.ideal_dry_ns = max(call.ideal_dry_ns, self._now) + duration_ns
         outcome.most_ahead_ns = max(outcome.most_ahead_ns, call.ideal_dry_ns - self._now)
-        sent_at = self._now
-        for start, length in listener.stalls:
-            if start <= sent_at - call.first_sent_ns < start + length:
-                sent_at = call.first_sent_ns + start + length
-        jitter_ns = int(self._uniform() * listener.jitter_ns) if self._uniform is not None else 0
-        arrival = max(call.last_arrival_ns, sent_at + listener.network_ns + jitter_ns)
-        if not outcome.samples:
-            call.first_arrival_ns = arrival
-        outcome.potential_gap_ns = max(outcome.potential_gap_ns, arrival - call.first_arrival_ns - call.arriving_ns)
-        call.arriving_ns += duration_ns
+        jitter_ns = int(self._uniform() * listener.jitter_ns) if listener.jitter_ns and self._uniform else 0
+        arrival = max(call.last_arrival_ns, _through(call, self._now) + listener.network_ns + jitter_ns)
         call.last_arrival_ns = arrival
+        call.on_its_way += 1
         outcome.samples += samples
-        self._at(arrival, lambda: self._arrive(stream, call, duration_ns, arrival))
+        outcome.arrivals.append((arrival, duration_ns))
+        self._at(arrival, partial(self._arrive, stream, call, duration_ns, arrival))
 
     def _arrive(self, stream: int, call: _Call, duration_ns: int, at_ns: int) -> None:
-        call.player.arrive(duration_ns, at_ns)
-        call.outcome.true_gaps, call.outcome.true_gap_ns = call.player.gaps, call.player.gap_ns
-        self._watch_for_barge_in(stream, call, at_ns)
-
-    def _watch_for_barge_in(self, stream: int, call: _Call, at_ns: int) -> None:
-        """Interrupt at the moment the position is heard, if that can be before the buffer is empty."""
-        limit = call.utterance.listener.barge_in_samples
-        if limit is None or call.is_over:
+        call.on_its_way -= 1
+        if call.is_over:
             return
-        player = call.player
+        player, listener = call.player, call.utterance.listener
+        is_first = player.starts_at is None
+        player.arrive(duration_ns, at_ns)
+        call.outcome.true_gaps, call.outcome.true_gap_ns = player.gaps, player.gap_ns
+        if is_first and listener.pause is not None and listener.report_every_ns:
+            assert player.starts_at is not None
+            begins_at = player.starts_at + listener.pause[0]
+            self._at(begins_at, partial(self._say, stream, call))
+            self._at(begins_at + listener.pause[1], partial(self._say, stream, call))
+        if self._until_heard and not call.on_its_way:
+            self._listen(stream, call, at_ns)
+        elif listener.barge_in_samples is not None:
+            limit_ns = samples_to_ns(listener.barge_in_samples, self._sample_rate)
+            if player.arrived_ns - duration_ns < limit_ns <= player.arrived_ns:
+                self._listen(stream, call, at_ns)
+
+    def _listen(self, stream: int, call: _Call, at_ns: int) -> None:
+        """Interrupt at the moment the position is heard, or go when all has been; look again when that may be so."""
+        if call.is_over:
+            return
+        player, limit = call.player, call.utterance.listener.barge_in_samples
         player.advance(at_ns)
-        limit_ns = samples_to_ns(limit, self._sample_rate)
+        limit_ns = NEVER if limit is None else samples_to_ns(limit, self._sample_rate)
         if player.heard_ns >= limit_ns:
             call.is_over = True
+            call.outcome.heard_samples = limit
             # The position is known where it is heard; the engine hears of it one way later.
-            self._at(at_ns + call.utterance.listener.network_ns, lambda: self._interrupt(stream, call))
-        elif player.arrived_ns >= limit_ns:
-            begin = max(at_ns, player.starts_at or 0)
-            then = max(at_ns + MS, begin + limit_ns - player.heard_ns)
-            self._at(then, lambda: self._watch_for_barge_in(stream, call, then))
+            self._at(at_ns + call.utterance.listener.network_ns, partial(self._interrupt, stream, call))
+            return
+        if player.arrived_ns < limit_ns:
+            if call.on_its_way or not call.is_listened_to or not self._until_heard:
+                return
+            limit_ns = player.arrived_ns
+            if player.heard_ns >= limit_ns:
+                call.is_over = True
+                self._begin_after(call)
+                return
+        left_ns = (limit_ns - player.heard_ns) * 1_000_000 // (1_000_000 + call.utterance.listener.drift_ppm)
+        then = max(at_ns + MS, max(at_ns, player.starts_at or 0) + left_ns)
+        self._at(then, partial(self._listen, stream, call, then))
 
     def _interrupt(self, stream: int, call: _Call) -> None:
-        made = call.outcome.samples
-        call.outcome.wasted_samples = max(0, made - (call.utterance.listener.barge_in_samples or 0))
+        is_begun = call.outcome.ending is Ending.COMPLETE and not self._until_heard
+        call.outcome.ending = Ending.INTERRUPTED
         self._scheduler.cancel(stream, self._now)
-        if not call.outcome.is_finished:
+        if not is_begun:
             self._begin_next()
 
     def _report(self, stream: int, call: _Call) -> None:
-        if call.is_over or call.outcome.is_finished:
+        if not call.is_over and not call.is_listened_to:
+            self._say(stream, call)
+            self._at(self._now + call.utterance.listener.report_every_ns, partial(self._report, stream, call))
+
+    def _say(self, stream: int, call: _Call) -> None:
+        """The player says where it is."""
+        if call.is_over or call.is_listened_to:
             return
         listener, player, at_ns = call.utterance.listener, call.player, self._now
         player.advance(at_ns)
         report = PlaybackReport(
             stream=stream,
-            heard_samples=player.heard_samples(),
+            heard_samples=ns_to_samples(player.heard_ns, self._sample_rate),
             at_ns=at_ns,
             path_delay_ns=listener.network_ns,
             is_playing=not player.is_paused(at_ns),
         )
-        self._at(at_ns + listener.network_ns, lambda: self._scheduler.report(report, self._now))
-        self._at(at_ns + listener.report_every_ns, lambda: self._report(stream, call))
+        arrival = _through(call, at_ns) + listener.network_ns
+        self._at(arrival, lambda: self._scheduler.report(report, self._now))
 
     # ---- arrivals ----------------------------------------------------------------------------------------------------
+
+    def _begin_after(self, call: _Call) -> None:
+        """The caller has to learn of the end, and the next request has to come here: it does not arrive in step with
+        us.
+        """
+        self._begin_next(2 * call.utterance.listener.network_ns)
 
     def _begin_next(self, after_ns: int = 0) -> None:
         if self._queue:
@@ -395,7 +486,7 @@ class _Simulation:
 
     def _begin(self, index: int, arrival_ns: int) -> None:
         utterance = self._utterances[index]
-        call = self._calls[index] = _Call(utterance, _Player(self._sample_rate, utterance.listener), arrival_ns)
+        call = self._calls[index] = _Call(utterance, arrival_ns)
         try:
             self._scheduler.open(
                 index,
@@ -405,9 +496,9 @@ class _Simulation:
                 priority=utterance.priority,
                 interactive=utterance.interactive,
             )
-        except Overloaded:
-            call.outcome.is_refused = True
-            self._begin_next()
+        except Overloaded as refusal:
+            call.outcome.ending = Ending.REFUSED
+            self._begin_next(int(refusal.retry_after_s * SECOND))
             return
         for number, (offset_ns, tokens) in enumerate(utterance.pieces, start=1):
             is_last = number == len(utterance.pieces)
@@ -422,14 +513,13 @@ class _Simulation:
             self._scheduler.end_text(index, self._now)
             self._take_events()
 
-    # ---- time --------------------------------------------------------------------------------------------------------
-
     def _at(self, at_ns: int, act: Callable[[], None]) -> None:
         heappush(self._inbox, (at_ns, next(self._order), act))
 
-    def _vary(self, duration_ns: int) -> int:
-        if self._uniform is None:
-            return duration_ns
-        # Box-Muller; 1 - u is never 0.
-        normal = math.sqrt(-2.0 * math.log(1.0 - self._uniform())) * math.cos(2.0 * math.pi * self._uniform())
-        return int(duration_ns * math.exp(self._spread * normal))
+
+def _through(call: _Call, at_ns: int) -> int:
+    """When what is put on the way at `at_ns` can move: now, or when the network is there again."""
+    for start, length in call.utterance.listener.stalls:
+        if start <= at_ns - call.first_sent_ns < start + length:
+            return call.first_sent_ns + start + length
+    return at_ns

@@ -7,22 +7,22 @@ import random
 import pytest
 
 from breeze_rtc.clock import MS
+from breeze_rtc.scheduling import metrics
 from breeze_rtc.scheduling.chunking import LADDER
-from breeze_rtc.scheduling.scheduler import Scheduler
-from breeze_rtc.scheduling.simulator import (
+from breeze_rtc.scheduling.machines import (
     H100_GRAPH_COSTS,
     H100_SPECS,
     LinearCost,
-    Outcome,
     SimulatedCosts,
-    SimulatedListener,
-    Utterance,
     cost_ns,
-    simulate,
     warmed_up,
 )
+from breeze_rtc.scheduling.metrics import Ending
+from breeze_rtc.scheduling.scheduler import Scheduler
+from breeze_rtc.scheduling.simulator import LazyCapture, Outcome, SimulatedListener, Utterance, simulate
 from breeze_rtc.scheduling.step import Stage
 from breeze_rtc.scheduling.stream import Feed, Priority
+from breeze_rtc.scheduling.trace import TraceWriter, replay
 
 RATE, FRAME = 24_000, 1_920
 FRAME_NS = 80 * MS
@@ -37,6 +37,9 @@ def run(
     concurrency: int | None = None,
     seed: int | None = None,
     slots: int = 64,
+    until_heard: bool = False,
+    captures: LazyCapture | None = None,
+    trace: TraceWriter | None = None,
 ) -> list[Outcome]:
     scheduler = Scheduler(
         specs=H100_SPECS,
@@ -46,6 +49,7 @@ def run(
         kv_pages=60 * slots,
         page_tokens=16,
         costs=warmed_up(costs, H100_SPECS, LADDER),
+        trace=trace,
     )
     return simulate(
         scheduler,
@@ -54,8 +58,10 @@ def run(
         sample_rate=RATE,
         frame_samples=FRAME,
         concurrency=concurrency,
+        until_heard=until_heard,
         uniform=None if seed is None else random.Random(seed).random,
-    )
+        captures=captures,
+    ).outcomes
 
 
 def speech(count: int, *, seed: int = 1, listener: SimulatedListener = SILENT) -> list[Utterance]:
@@ -65,6 +71,16 @@ def speech(count: int, *, seed: int = 1, listener: SimulatedListener = SILENT) -
         Utterance(frames=source.randint(20, 88), pieces=((0, source.randint(8, 24)),), listener=listener)
         for _ in range(count)
     ]
+
+
+def prebuffer_ns(outcome: Outcome) -> int:
+    needed_ns = metrics.required_prebuffer_ns(outcome.delivery(RATE, FRAME))
+    assert needed_ns is not None, "these utterances have several chunks"
+    return needed_ns
+
+
+def wasted_ns(outcome: Outcome) -> int | None:
+    return metrics.wasted_ns(outcome.delivery(RATE, FRAME))
 
 
 def p95_ms(outcomes: list[Outcome]) -> float:
@@ -85,7 +101,7 @@ SLOW_COSTS: SimulatedCosts = {
 def test_a_machine_too_slow_for_single_frames_pauses_a_few_times_not_after_each() -> None:
     """Once the listener has run dry, chunks that the machine sustains build up sound in hand again."""
     (outcome,) = run([Utterance(frames=88, listener=SILENT)], costs=SLOW_COSTS)
-    assert outcome.is_finished
+    assert outcome.ending is Ending.COMPLETE
     assert outcome.true_gaps <= 2
     assert outcome.missed_deadlines <= 2
 
@@ -98,7 +114,7 @@ def test_one_stream_alone_speaks_after_its_four_steps() -> None:
         for stage, units in ((Stage.TEXT, 16), (Stage.PREFILL, 16), (Stage.DEPTH, 1), (Stage.CODEC, 1))
     )
     assert outcome.first_packet_ns == expected
-    assert outcome.is_finished
+    assert outcome.ending is Ending.COMPLETE
     assert outcome.samples == 30 * FRAME
     assert sum(outcome.chunks) == 30
 
@@ -114,9 +130,9 @@ def test_the_same_seed_gives_the_same_outcomes() -> None:
 def test_sixteen_streams_speak_soon_and_without_gaps() -> None:
     """Closed loop on the simulated H100: first packets within 40 ms, and nobody needs a buffer."""
     outcomes = run(speech(100), concurrency=16, seed=1)
-    assert all(outcome.is_finished for outcome in outcomes)
+    assert {outcome.ending for outcome in outcomes} == {Ending.COMPLETE}
     assert p95_ms(outcomes) < 40
-    assert [outcome.potential_gap_ns for outcome in outcomes] == [0] * 100
+    assert [prebuffer_ns(outcome) for outcome in outcomes] == [0] * 100
 
 
 def test_no_running_stream_starves_under_a_burst() -> None:
@@ -124,8 +140,8 @@ def test_no_running_stream_starves_under_a_burst() -> None:
     running = [Utterance(frames=80, arrival_ns=1 + 37 * MS * number) for number in range(16)]
     burst = [Utterance(frames=40, arrival_ns=1_500 * MS) for _ in range(16)]
     outcomes = run([*running, *burst], seed=1)
-    assert max(outcome.potential_gap_ns for outcome in outcomes[:16]) == 0
-    assert all(outcome.is_finished for outcome in outcomes)
+    assert max(prebuffer_ns(outcome) for outcome in outcomes[:16]) == 0
+    assert {outcome.ending for outcome in outcomes} == {Ending.COMPLETE}
     assert p95_ms(outcomes[16:]) < 80
 
 
@@ -134,7 +150,7 @@ def test_a_burst_does_not_starve_listeners_who_are_short() -> None:
     running = [Utterance(frames=80, arrival_ns=1) for _ in range(16)]
     burst = [Utterance(frames=40, arrival_ns=60 * MS) for _ in range(16)]
     outcomes = run([*running, *burst], seed=1)
-    assert max(outcome.potential_gap_ns for outcome in outcomes) < FRAME_NS
+    assert max(prebuffer_ns(outcome) for outcome in outcomes) < FRAME_NS
     assert p95_ms(outcomes) < 130
 
 
@@ -149,23 +165,23 @@ def test_a_barge_in_wastes_no_more_than_the_lead() -> None:
     """Heard 2 s of 8: at most the cap, and what the way to us took, was made in vain."""
     listener = SimulatedListener(network_ns=30 * MS, report_every_ns=200 * MS, barge_in_samples=2 * RATE)
     (outcome,) = run([Utterance(frames=100, listener=listener)])
-    assert not outcome.is_finished
-    assert 0 < outcome.wasted_samples <= (1_200 + 60) * RATE // 1_000
+    assert outcome.ending is Ending.INTERRUPTED
+    assert 0 < (wasted_ns(outcome) or 0) <= (1_200 + 60) * MS
 
 
 def test_the_way_sound_is_stopped_frees_the_next_caller() -> None:
     """One slot, three callers who all interrupt: each is served."""
     listener = SimulatedListener(barge_in_samples=RATE)
     outcomes = run([Utterance(frames=100, listener=listener)] * 3, concurrency=1, slots=1)
-    assert [outcome.is_refused for outcome in outcomes] == [False] * 3
-    assert all(outcome.wasted_samples > 0 for outcome in outcomes)
+    assert [outcome.ending for outcome in outcomes] == [Ending.INTERRUPTED] * 3
+    assert all((wasted_ns(outcome) or 0) > 0 for outcome in outcomes)
 
 
 def test_a_paused_listener_is_not_fed_and_hears_all_in_the_end() -> None:
     """Five seconds of pause make no gap and no backlog."""
     listener = SimulatedListener(network_ns=10 * MS, report_every_ns=100 * MS, pause=(1_000 * MS, 5_000 * MS))
     (outcome,) = run([Utterance(frames=60, listener=listener)])
-    assert outcome.is_finished
+    assert outcome.ending is Ending.COMPLETE
     assert outcome.true_gaps == 0
     assert outcome.samples == 60 * FRAME
 
@@ -176,14 +192,14 @@ def test_a_stall_of_the_network_is_a_true_gap() -> None:
     (outcome,) = run([Utterance(frames=60, listener=listener)])
     assert outcome.true_gaps >= 1
     assert outcome.true_gap_ns > 500 * MS
-    assert outcome.is_finished
+    assert outcome.ending is Ending.COMPLETE
 
 
 def test_a_buffer_at_the_listener_covers_what_would_be_a_gap_without() -> None:
     """Potential gaps are counted for a player that has none."""
     spiky = SimulatedListener(network_ns=10 * MS, buffer_ns=300 * MS, stalls=((20 * MS, 250 * MS),))
     (outcome,) = run([Utterance(frames=60, listener=spiky)])
-    assert outcome.potential_gap_ns > 0
+    assert prebuffer_ns(outcome) > 0
     assert outcome.true_gaps == 0
 
 
@@ -191,7 +207,7 @@ def test_text_that_arrives_in_pieces_is_spoken_as_it_comes() -> None:
     """The first sound does not wait for the second piece."""
     pieces = ((0, 10), (1_000 * MS, 10), (2_000 * MS, 10))
     (outcome,) = run([Utterance(frames=60, pieces=pieces, feed=Feed.PER_FRAME)])
-    assert outcome.is_finished
+    assert outcome.ending is Ending.COMPLETE
     assert outcome.first_packet_ns is not None
     assert outcome.first_packet_ns < 50 * MS
 
@@ -203,11 +219,11 @@ def test_more_listeners_than_the_machine_can_serve_are_refused() -> None:
         for stage, cost in H100_GRAPH_COSTS.items()
     }
     outcomes = run([Utterance(frames=40, arrival_ns=1 + 400 * MS * number) for number in range(24)], costs=slow)
-    refused = sum(outcome.is_refused for outcome in outcomes)
+    refused = sum(outcome.ending is Ending.REFUSED for outcome in outcomes)
     assert 0 < refused < 24
-    heard = [outcome for outcome in outcomes if not outcome.is_refused]
-    assert all(outcome.is_finished for outcome in heard)
-    assert max(outcome.potential_gap_ns for outcome in heard) < 1_000 * MS
+    heard = [outcome for outcome in outcomes if outcome.ending is not Ending.REFUSED]
+    assert {outcome.ending for outcome in heard} == {Ending.COMPLETE}
+    assert max(prebuffer_ns(outcome) for outcome in heard) < 1_000 * MS
     assert p95_ms(heard) < 400
 
 
@@ -216,3 +232,38 @@ def test_reports_do_not_make_true_gaps(spread_seed: int) -> None:
     """With the listener's own buffer in the reckoning, it is spent, and never more than it is."""
     outcomes = run(speech(60, listener=REPORTING), concurrency=16, seed=spread_seed)
     assert sum(outcome.true_gaps for outcome in outcomes) == 0
+
+
+@pytest.mark.parametrize(("drift_ppm", "heard_ms"), [(0, 8_000), (20_000, 7_843), (-20_000, 8_163)])
+def test_a_caller_who_listens_to_the_end_comes_back_after_it(drift_ppm: int, heard_ms: int) -> None:
+    """100 frames last 8 s on our clock, and less on a loudspeaker whose clock is faster."""
+    listener = SimulatedListener(network_ns=10 * MS, buffer_ns=100 * MS, drift_ppm=drift_ppm)
+    first, second = run([Utterance(frames=100, listener=listener)] * 2, concurrency=1, until_heard=True)
+    assert first.first_packet_ns is not None
+    heard_ns = second.arrival_ns - first.arrival_ns - first.first_packet_ns - (10 + 100 + 2 * 10) * MS
+    assert heard_ns == pytest.approx(heard_ms * MS, abs=2 * MS)
+
+
+def test_a_capture_while_serving_stalls_the_step_that_met_the_shape() -> None:
+    """With every step a new shape, each of the four before the first sound takes 350 ms more."""
+    (calm,) = run([Utterance(frames=10)], seed=1)
+    (stalled,) = run([Utterance(frames=10)], seed=1, captures=LazyCapture(every_steps=1))
+    assert calm.first_packet_ns is not None
+    assert stalled.first_packet_ns is not None
+    assert stalled.first_packet_ns - calm.first_packet_ns == pytest.approx(4 * 350 * MS, abs=5 * MS)
+
+
+def test_a_simulated_run_leaves_a_trace_that_replays() -> None:
+    """Reports, pauses, stalls, refusals and barge-ins included: the trace gives the steps it was made by."""
+    listeners = [
+        REPORTING,
+        SimulatedListener(network_ns=20 * MS, report_every_ns=100 * MS, pause=(500 * MS, 700 * MS)),
+        SimulatedListener(network_ns=20 * MS, report_every_ns=100 * MS, stalls=((300 * MS, 400 * MS),), drift_ppm=200),
+        SimulatedListener(network_ns=20 * MS, report_every_ns=100 * MS, barge_in_samples=RATE),
+    ]
+    lines: list[str] = []
+    calls = [Utterance(frames=50, arrival_ns=30 * MS * number, listener=listeners[number % 4]) for number in range(20)]
+    outcomes = run(calls, seed=1, slots=16, trace=TraceWriter(lines.append))
+    assert {outcome.ending for outcome in outcomes} == {Ending.COMPLETE, Ending.INTERRUPTED, Ending.REFUSED}
+    done = sum(line.startswith('["done"') for line in lines)
+    assert len(replay(lines)) == done > 100
