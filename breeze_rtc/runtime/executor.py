@@ -2,7 +2,8 @@
 
 The scheduler has chosen; nothing is decided here.  Pads point at the dummy slot and the dummy page, so they touch
 nobody.  A row's result does not depend on what else is in the step: shapes that would make a CPU kernel round
-differently are avoided (`MIN_ROWS`, and see `kv_cache` and `codec`), and randomness is a hash of the stream's own seed.
+differently are avoided (`independent_row_counts`, and see `kv_cache` and `codec`), and randomness is a hash of the
+stream's own seed.
 So eight streams together say, sample for sample, what each says alone.
 
 On the way from queue to queue a step waits for the device once, to learn what ended and how far the text has been read.
@@ -28,9 +29,8 @@ from breeze_rtc.playback import TextMark
 from breeze_rtc.runtime.kv_cache import KVRow, PagedKV, PageTable
 from breeze_rtc.scheduling.step import Row, RowResult, Stage, StageSpec, Step, StepResult
 
-MIN_ROWS = 4
-"""Matrix products of fewer rows run in other CPU kernels, which round differently; from here on rows are
-independent."""
+ROW_COUNTS = (1, 2, 4, 8, 16, 32)
+"""Rows that a step may be padded to, as far as this machine's matrix products allow: see `independent_row_counts`."""
 RING_FRAMES = 256
 """Frames a stream may have made and not yet decoded."""
 TEXT_STEP = 16
@@ -129,7 +129,9 @@ class Executor:
         config = model.config
         codebooks = config.depth.codebooks
         rows = max_streams if self.feed == "per_frame" else 2 * max_streams
-        self.specs = _specs(rows, max_streams, self.feed)
+        row_counts = independent_row_counts(self.model)
+        self._least_rows = row_counts[0]
+        self.specs = _specs(rows, max_streams, self.feed, row_counts)
         block = config.backbone.block
         weight = model.depth.table.weight
         self._dummy = max_streams
@@ -317,7 +319,7 @@ class Executor:
                 if count <= 0:
                     continue
                 x = s.vectors[index][row.start : row.start + count]
-                bucket = -(-MIN_ROWS // count)
+                bucket = -(-self._least_rows // count)
                 cache = self._kv.step([KVRow(table, row.start, count)], bucket)
                 positions = torch.arange(row.start, row.start + count, device=self.device)
                 hidden = self.model.backbone(x.expand(bucket, -1, -1), positions[None], cache)
@@ -347,7 +349,7 @@ class Executor:
             return
         # Guided rows, then the unguided rows of those that have one.
         members = [(s, 0) for _, s in going] + [(s, 1) for _, s in going if len(s.tables) > 1]
-        bucket = max(step.bucket, len(members), MIN_ROWS)
+        bucket = max(step.bucket, len(members), self._least_rows)
         batch = _Rows([s for s, _ in members], bucket, self._dummy, self.device)
         x = self.model.depth.embed_frame(self._codes[batch.slots])
         starts = []
@@ -385,7 +387,7 @@ class Executor:
         """Choose code 0 of a frame from the hidden states in the slots; move the pointers on."""
         model = self.model
         streams = [s for _, s in going]
-        bucket = max(bucket, MIN_ROWS)
+        bucket = max(bucket, self._least_rows)
         batch = _Rows(streams, bucket, self._dummy, self.device)
         hidden = self._hidden[batch.slots]
         logits = model.backbone.head(hidden[:, 0])
@@ -443,7 +445,7 @@ class Executor:
         model = self.model
         streams = [self._streams[row.stream] for row in rows]
         has_guidance = any(len(s.tables) > 1 for s in streams)
-        bucket = max(step.bucket, MIN_ROWS)
+        bucket = max(step.bucket, self._least_rows)
         batch = _Rows(streams, bucket, self._dummy, self.device)
         hidden = self._hidden[batch.slots]
         first = self._codes[batch.slots, 0]
@@ -492,7 +494,7 @@ class Executor:
                 groups.setdefault(row.count, []).append(row)
         for count, members in groups.items():
             streams = [self._streams[row.stream] for row in members]
-            bucket = max(len(members), -(-MIN_ROWS // count))
+            bucket = max(len(members), -(-self._least_rows // count))
             batch = _Rows(streams, bucket, self._dummy, self.device)
             starts = torch.tensor([s.decoded for s in streams] + [0] * (bucket - len(streams)), device=self.device)
             places = (starts[:, None] + torch.arange(count, device=self.device)) % RING_FRAMES
@@ -517,18 +519,34 @@ def merged(base: Sampling, changes: Mapping[str, Any]) -> Sampling:
     return Sampling(**values)
 
 
-def _specs(rows: int, streams: int, feed: str) -> dict[Stage, StageSpec]:
+def independent_row_counts(model: SpeechModel) -> tuple[int, ...]:
+    """Those of `ROW_COUNTS` at which a row of a matrix product comes out the same, bit for bit, as at the largest.
+
+    Which kernel multiplies, and so how it rounds, depends on the number of rows; where the change is, depends on the
+    processor, the library and the shape of the weights.  So it is measured, once, with every shape of the model.
+    """
+    tables = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Embedding)}
+    weights = {w.shape: w for w in model.parameters() if w.dim() == 2 and id(w) not in tables}
+    safe = set(ROW_COUNTS)
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        for weight in [*weights.values(), model.depth.heads[0].t()]:
+            x = torch.randn(ROW_COUNTS[-1], weight.shape[1], generator=generator).to(weight)
+            whole = x @ weight.t()
+            safe = {rows for rows in safe if torch.equal(x[:rows] @ weight.t(), whole[:rows])}
+    return tuple(sorted(safe))
+
+
+def _specs(rows: int, streams: int, feed: str, row_counts: tuple[int, ...]) -> dict[Stage, StageSpec]:
     """What one step of each stage may carry; `rows` backbone rows and `streams` streams at most."""
 
-    def ladder(limit: int, first: int) -> tuple[int, ...]:
-        buckets = [first]
-        while buckets[-1] < limit:
-            buckets.append(2 * buckets[-1])
-        return tuple(buckets)
+    def ladder(limit: int, counts: tuple[int, ...] = ROW_COUNTS) -> tuple[int, ...]:
+        above = next((n for n in counts if n >= limit), counts[-1])
+        return tuple(n for n in counts if n <= above)
 
-    frame = ladder(min(rows, 32), MIN_ROWS)
-    sound = ladder(min(streams, 16), 1)
-    text = ladder(min(streams, 8), 1)
+    frame = ladder(rows, row_counts)
+    sound = ladder(min(streams, 16))
+    text = ladder(min(streams, 8))
     prompt = 512 if feed == "prefix" else frame[-1]
     return {
         Stage.TEXT: StageSpec(text[-1], text, max_tokens=1024),

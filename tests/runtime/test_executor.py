@@ -14,7 +14,7 @@ from breeze_rtc.clock import VirtualClock
 from breeze_rtc.errors import BadSampling, UnknownVoice
 from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speech_model import SpeechModel, TextSegment
-from breeze_rtc.runtime.executor import RING_FRAMES, Executor
+from breeze_rtc.runtime.executor import RING_FRAMES, ROW_COUNTS, Executor, independent_row_counts
 from breeze_rtc.scheduling.step import Row, Stage, Step
 
 FEEDS = ("tiny", "tiny-pointer")
@@ -414,3 +414,15 @@ def test_a_step_waits_for_the_device_once(pointer: SpeechModel, monkeypatch: pyt
     reads.clear()
     driver.backbone([1])
     assert reads == ["tolist"]
+
+
+def test_steps_are_padded_to_row_counts_whose_products_agree(model: SpeechModel) -> None:
+    """What is measured on this machine holds for other numbers than those it was measured with."""
+    counts = independent_row_counts(model)
+    assert counts[-1] == ROW_COUNTS[-1]
+    assert Executor(model, max_streams=4, kv_pages=64).specs[Stage.DEPTH].buckets[0] == counts[0]
+    weight = model.backbone.output.weight
+    x = torch.randn(ROW_COUNTS[-1], weight.shape[1], generator=torch.Generator().manual_seed(2))
+    whole = torch.nn.functional.linear(x, weight)
+    for rows in counts:
+        assert torch.equal(torch.nn.functional.linear(x[:rows], weight), whole[:rows]), rows
