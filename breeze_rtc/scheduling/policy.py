@@ -7,7 +7,7 @@ schedulers of others can be run on the same core; `bench/ablation.py` does both.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -72,7 +72,7 @@ class Policy:
     uses_reports: bool = True
     """Deadlines come from where the listener is; False: from the published estimate, first output plus sound sent."""
     predicts: bool = True
-    """Step times are predicted; False: every step is taken to cost nothing, so nobody's slack counts any work."""
+    """Step times are predicted; False: there is no slack anywhere, see `as_it_runs`."""
     guard_ns: int = 4 * MS
     """Kept between a predicted end and a deadline: for the driver itself, and the hand-over to the sink."""
 
@@ -80,6 +80,20 @@ class Policy:
         assert self.ladder, "a ladder has a rung"
         assert list(self.ladder) == sorted(set(self.ladder)), "a ladder climbs"
         assert self.ladder[0] >= 1, "a chunk has a frame"
+
+    def as_it_runs(self) -> Policy:
+        """Without predictions there is no slack to go by, so what goes by slack goes by turns and by the ladder."""
+        if self.predicts:
+            return self
+        return replace(
+            self,
+            order=Order.ROUND_ROBIN if self.order is Order.SLACK else self.order,
+            first_sound=FirstSound.IN_ORDER if self.first_sound is FirstSound.FEASIBLE else self.first_sound,
+            chunk_by_slack=False,
+            flushes_early=False,
+            waits_for_rows=False,
+            rescues=False,
+        )
 
     def state(self) -> dict[str, Any]:
         """Plain values, to be written down."""

@@ -56,16 +56,20 @@ class Stream:
         "listener",
         "made",
         "max_frames",
+        "opened",
         "out",
+        "page_room",
         "pages",
         "pages_kept",
         "positions",
         "priority",
         "ready_ns",
         "recovers",
+        "rests_until",
         "rows",
         "samples",
         "segments",
+        "served",
         "slack_ns",
         "slot",
         "speech_ended",
@@ -73,6 +77,7 @@ class Stream:
         "starved_at",
         "target",
         "tokens",
+        "waited_at",
     )
 
     def __init__(
@@ -88,6 +93,8 @@ class Stream:
         sample_rate: int,
         first_chunk: int,
         pages_kept: int,
+        opened: int,
+        served: int,
     ) -> None:
         self.id = stream
         self.slot = slot
@@ -99,6 +106,9 @@ class Stream:
         self.max_frames = max_frames
         # Somebody may interrupt, so the stream is not generated past the lead cap.
         self.interactive = interactive
+        # Streams opened before this one; the last step that carried it, or the last of all before it opened.
+        self.opened = opened
+        self.served = served
         # Since when it has had something to run without a break; its wait for a first sound counts from here.
         self.ready_ns = 0
 
@@ -113,6 +123,8 @@ class Stream:
         # Positions in the KV cache, and the pages that hold them.
         self.positions = 0
         self.pages: list[int] = []
+        # Positions that those pages hold.
+        self.page_room = 0
         # Pages reserved for this stream, those it holds included.
         self.pages_kept = pages_kept
 
@@ -132,9 +144,14 @@ class Stream:
         # The listener ran dry and this chunk is to end that: it is not sent before it is full.
         self.recovers = False
 
+        # Frames delivered when a full chunk of it was last left waiting for others; a chunk waits once.
+        self.waited_at = 0
+
         # The stage of the step that is out with this stream in it.
         self.out: Stage | None = None
         self.is_cancelled = False
+        # It need not be looked at before this time; 0 while it is looked at at every decision.  The survey's own.
+        self.rests_until = 0
         # Time to spare before the next sound must start to be made, as of the last look.  NEVER where none is owed.
         self.slack_ns = NEVER
 

@@ -7,8 +7,9 @@ import pytest
 from breeze_rtc.clock import MS
 from breeze_rtc.errors import Overloaded
 from breeze_rtc.playback import PlaybackReport
+from breeze_rtc.scheduling.choice import DEFERRAL_NS
 from breeze_rtc.scheduling.costs import CostTable
-from breeze_rtc.scheduling.scheduler import DEFERRAL_NS, Scheduler
+from breeze_rtc.scheduling.scheduler import Scheduler
 from breeze_rtc.scheduling.step import (
     AudioReady,
     DeadlineMissed,

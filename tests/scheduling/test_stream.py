@@ -15,6 +15,8 @@ def stream(feed: Feed, *, max_frames: int = 10) -> Stream:
         sample_rate=24_000,
         first_chunk=1,
         pages_kept=4,
+        opened=0,
+        served=0,
     )
 
 

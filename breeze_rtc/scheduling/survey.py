@@ -1,0 +1,249 @@
+"""Who can run what now, and how much time each has to spare.
+
+Most streams that are generated ahead rest most of the time.  So the survey looks only at those who are *awake*, and
+knows of each that *rests* when it must be looked at again: when it may begin its next chunk, when its last report
+goes stale, or (NEVER) when something happens to it.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from .chunking import flush_at
+from .forecast import Forecast
+from .policy import Policy
+from .stream import NEVER, Stream
+
+
+class Work:
+    """What one look at the streams found."""
+
+    __slots__ = (
+        "backbone",
+        "codec",
+        "first_sound_ns",
+        "frame_ns",
+        "in_danger_below_ns",
+        "is_backbone_due",
+        "new",
+        "rescue_ns",
+        "text",
+        "tightest_ns",
+    )
+
+    def __init__(self) -> None:
+        # Predicted time of a frame step that carries all open streams, and of one that carries those who need it soon.
+        self.frame_ns = 0
+        self.rescue_ns = 0
+        # The least slack of all who have spoken, those whose step is out included.
+        self.tightest_ns = NEVER
+        # Predicted time until all first sounds that wait would be made; None when none waits.
+        self.first_sound_ns: int | None = None
+        # Streams with less slack than this keep a first sound waiting.
+        self.in_danger_below_ns = -NEVER
+        # Not spoken yet, and something to run.
+        self.new: list[Stream] = []
+        # Spoken: text to encode, frames to decode, frames to start (some only if a step runs anyway).
+        self.text: list[Stream] = []
+        self.codec: list[Stream] = []
+        self.backbone: list[Stream] = []
+        self.is_backbone_due = False
+
+
+class Survey:
+    """The open streams, by whether they must be looked at."""
+
+    def __init__(self, policy: Policy, forecast: Forecast, *, frame_ns: int) -> None:
+        """frame_ns: what one codec frame lasts."""
+        self._policy = policy
+        self._forecast = forecast
+        self._frame_ns = frame_ns
+        self._awake: dict[int, Stream] = {}
+        self._resting: dict[int, Stream] = {}
+        # (time, stream id), the earliest first; out of date where it is not the `rests_until` of the stream.
+        self._alarms: list[tuple[int, int]] = []
+        # Predicted time of one frame, and of a one-frame codec step, with all open streams in it; what both and the
+        # guard leave of a deadline; and whether a frame for two takes less than two frames.
+        self.frame_cost_ns = 0
+        self.codec_cost_ns = 0
+        self._margin_ns = 0
+        self._batching_saves = False
+
+    def touch(self, s: Stream) -> None:
+        """The stream is new, or something has happened to it: look at it at the next decision."""
+        if s.rests_until:
+            self._resting.pop(s.id, None)
+            s.rests_until = 0
+        self._awake[s.id] = s
+
+    def forget(self, s: Stream) -> None:
+        """The stream takes part in nothing any more."""
+        self._awake.pop(s.id, None)
+        self._resting.pop(s.id, None)
+
+    def look(self, now: int) -> Work:
+        """Sort the streams by what they can do, and find their slack.  Every stream that is due is in a list."""
+        self._ring(now)
+        self.look_up_costs()
+        codec_cost_ns, soon_ns = self.codec_cost_ns, 2 * self.frame_cost_ns
+        work = Work()
+        frameless: list[Stream] = []
+        rests: list[Stream] = []
+        rows_soon = 0
+        for s in self._awake.values():
+            s.slack_ns = NEVER
+            if not s.delivered:
+                if s.out is None and s.made == s.started:
+                    if can_start(s):
+                        work.new.append(s)
+                    else:
+                        s.rests_until = NEVER
+                        rests.append(s)
+                continue
+            listener = s.listener
+            is_fresh = now < listener.stale_ns
+            deadline_ns = listener.fresh_ns if is_fresh else listener.fallback_ns
+            if not listener.is_held:
+                spare_ns = deadline_ns + s.ease_ns - now - codec_cost_ns
+                if s.made > s.delivered:
+                    s.slack_ns = spare_ns
+                    work.tightest_ns = min(work.tightest_ns, spare_ns)
+                elif s.starved_at is None or s.segments:
+                    s.slack_ns = spare_ns
+                    frameless.append(s)
+                    if spare_ns < soon_ns:
+                        rows_soon += s.rows
+            if s.out is not None or s.made < s.started:
+                continue
+            can_encode = bool(s.segments) and s.can_encode
+            if can_encode:
+                work.text.append(s)
+            decode_at, generate_at, may_generate_at = self._sound_due_at(s, deadline_ns)
+            if decode_at <= now:
+                work.codec.append(s)
+            if may_generate_at <= now:
+                work.backbone.append(s)
+                if generate_at <= now:
+                    work.is_backbone_due = True
+            elif s.made == s.delivered and not can_encode:
+                s.rests_until = min(may_generate_at, listener.stale_ns) if is_fresh else may_generate_at
+                rests.append(s)
+        # The step that would save those without a frame carries those who need it soon, not everybody.
+        work.rescue_ns = self._forecast.frame_ns(max(1, rows_soon)) if frameless else 0
+        for s in frameless:
+            s.slack_ns -= work.rescue_ns
+            work.tightest_ns = min(work.tightest_ns, s.slack_ns)
+        for s in rests:
+            del self._awake[s.id]
+            self._resting[s.id] = s
+            if s.rests_until < NEVER:
+                heappush(self._alarms, (s.rests_until, s.id))
+        if work.new:
+            for s in self._resting.values():
+                work.tightest_ns = min(work.tightest_ns, self.slack_at_rest(s, now))
+        return work
+
+    def bring_forward(self, work: Work, danger_ns: int) -> None:
+        """Streams with less slack than `danger_ns` may send the frames they have in hand, chunk full or not."""
+        due = {s.id for s in work.codec}
+        for s in self._awake.values():
+            if s.slack_ns >= danger_ns or s.recovers or s.out is not None or s.id in due:
+                continue
+            if s.made == s.started and s.made > s.delivered > 0:
+                work.codec.append(s)
+
+    def slack_at_rest(self, s: Stream, now: int) -> int:
+        """Slack of a stream that need not be looked at."""
+        if not s.delivered or s.listener.is_held or (s.starved_at is not None and not s.segments):
+            return NEVER
+        return s.listener.dry_at(now) + s.ease_ns - now - self.codec_cost_ns - self._forecast.frame_ns(1)
+
+    def due_at(self, s: Stream) -> int:
+        """The first time at which the stream by itself makes a step necessary, if nothing else happens; NEVER if none.
+
+        The deadline changes once without any input: when the last report goes stale.  It can only move forward then,
+        and no time below is later for an earlier deadline; so a time found before that moment stays right after it.
+        Call `look_up_costs` first.
+        """
+        if s.out is not None:
+            return NEVER
+        if s.can_encode or s.made < s.started or s.can_prefill:
+            return 0
+        if not s.delivered:
+            return 0 if can_start(s) else NEVER
+        listener = s.listener
+        decode_at, generate_at, _ = self._sound_due_at(s, listener.fresh_ns)
+        fresh_ns = min(decode_at, generate_at)
+        if fresh_ns < listener.stale_ns:
+            return fresh_ns
+        decode_at, generate_at, _ = self._sound_due_at(s, listener.fallback_ns)
+        return max(listener.stale_ns, min(decode_at, generate_at))
+
+    def wake_at(self) -> int:
+        """When the first stream is due; NEVER if none will be."""
+        self.look_up_costs()
+        at_ns = min(map(self.due_at, self._awake.values()), default=NEVER)
+        return min(at_ns, min(map(self.due_at, self._resting.values()), default=NEVER))
+
+    def look_up_costs(self) -> None:
+        """Predict what the times below are reckoned with."""
+        forecast = self._forecast
+        streams = max(1, len(self._awake) + len(self._resting))
+        self.frame_cost_ns = forecast.frame_ns(streams)
+        self.codec_cost_ns = forecast.codec_ns(streams)
+        self._margin_ns = self.codec_cost_ns + self._policy.guard_ns
+        self._batching_saves = self._policy.waits_for_rows and forecast.frame_ns(2) < 2 * forecast.frame_ns(1)
+
+    def _ring(self, now: int) -> None:
+        """Wake those whose time has come."""
+        alarms = self._alarms
+        while alarms and alarms[0][0] <= now:
+            at_ns, stream = heappop(alarms)
+            s = self._resting.get(stream)
+            if s is not None and s.rests_until == at_ns:
+                self.touch(s)
+
+    def _sound_due_at(self, s: Stream, deadline_ns: int) -> tuple[int, int, int]:
+        """For a stream that has spoken: when its frames should go to CODEC; when BACKBONE should start its next
+        frame; when it may, riding in a step that runs anyway.
+
+        A chunk is begun when it will end below the lead cap.  Of its own accord up to half a chunk later than that,
+        as long as it can still be made in time, if a frame for two takes less than two frames: then resting streams
+        come back together rather than each waking the machine for itself.  Once begun it is completed.
+        """
+        pending = s.made - s.delivered
+        if s.speech_ended or s.started >= s.max_frames:
+            # Even if the listener is paused: then the stream ends, and what it holds is free.
+            return 0 if pending else NEVER, NEVER, NEVER
+        if s.listener.is_held:
+            return NEVER, NEVER, NEVER
+        target = s.target
+        if pending >= target:
+            decode_at = 0
+        elif not pending or (s.starved_at is None and (s.recovers or not self._policy.flushes_early)):
+            decode_at = NEVER
+        else:
+            decode_at = flush_at(deadline_ns, self.frame_cost_ns, self.codec_cost_ns, self._policy.guard_ns)
+        if s.starved_at is not None:
+            return decode_at, NEVER, NEVER
+        lead_cap_ns = self._policy.lead_cap_ns
+        if 0 < pending < target or not s.interactive or lead_cap_ns is None:
+            return decode_at, 0, 0
+        chunk_ns = target * self._frame_ns
+        may_at = deadline_ns + pending * self._frame_ns + chunk_ns - lead_cap_ns
+        if not self._batching_saves:
+            return decode_at, may_at, may_at
+        latest_ns = deadline_ns - target * self.frame_cost_ns - self._margin_ns
+        return decode_at, max(may_at, min(may_at + chunk_ns // 2, latest_ns)), may_at
+
+
+def can_start(s: Stream) -> bool:
+    """A stream that has not spoken has something to run.
+
+    A listener who is not playing yet is prepared for: the first chunk is made, and nothing after it.
+    """
+    if (s.segments and s.can_encode) or s.can_prefill:
+        return True
+    if s.made < s.target and not s.is_generated:
+        return s.can_generate or (s.made > 0 and s.starved_at is not None)
+    return s.made > 0
