@@ -36,6 +36,7 @@ from breeze_rtc.runtime.messages import (
     Taken,
     Text,
 )
+from breeze_rtc.scheduling.costs import ONE
 from breeze_rtc.scheduling.step import (
     AudioReady,
     RowResult,
@@ -380,6 +381,16 @@ class Driver:
             "stages": {
                 stage: {"steps": steps, "seconds": self._stage_ns[stage] / SECOND}
                 for stage, steps in self._stage_steps.items()
+            },
+            # How good the predictions were; see `SchedulerStats`.
+            "step_ratios": {
+                stage.name: {**ratios.in_units_of(ONE), "margin": stats.margins[stage] / ONE}
+                for stage, ratios in stats.step_ratios.items()
+                if ratios.count
+            },
+            "moves": {
+                source: moves.in_units_of(SECOND)
+                for source, moves in zip(("estimate", "report"), stats.moves, strict=True)
             },
             "free_slots": stats.free_slots,
             "free_pages": stats.free_pages,

@@ -26,9 +26,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from .histogram import Histogram
 from .step import Stage
 
 CostKey = tuple[Stage, int, int]
@@ -42,7 +42,7 @@ taken for one before it looks like a change of level.  Both are odd: the lower o
 median again and again, would let the levels sink."""
 COVERED_TENTHS = 9
 """Of ten steps, so many take at most as long as predicted."""
-ONE = 1 << 10
+ONE = 1_000
 """A pace or margin of 1."""
 MARGIN_UNIT = 3
 """What the margin falls by after a step within its prediction, in parts of `ONE`: 0.3 %."""
@@ -51,9 +51,8 @@ MEASURED_COUNTS = 16
 """A duration measured before serving counts as so many observations: a machine that is slower than it was then must be
 taken for that before it looks as if this kind of step alone were."""
 
-RATIO_BOUNDS = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
-"""Upper bounds of the classes in which steps are counted by their duration over its prediction."""
-_BOUNDS = tuple(int(bound * ONE) for bound in RATIO_BOUNDS)
+RATIO_BOUNDS = tuple(ONE * percent // 100 for percent in (25, 50, 70, 80, 90, 100, 110, 125, 150, 200, 400))
+"""Steps are counted by their duration over its prediction, in parts of `ONE`, up to each of these."""
 
 
 def size_of(stage: Stage, units: int) -> int:
@@ -63,32 +62,10 @@ def size_of(stage: Stage, units: int) -> int:
     return units if stage is Stage.CODEC else 1
 
 
-@dataclass(frozen=True, slots=True)
-class PredictionError:
-    """How a stage's steps compared with their predictions, since the table was made."""
-
-    ratios: tuple[int, ...]
-    """Steps by duration over prediction: at most `RATIO_BOUNDS[i]` and above the bound before; the last one, above
-    them all.  Steps of a stage of which nothing was known are left out."""
-    ratio_sum: float
-    """Of those steps."""
-    margin: float
-    """The margin now."""
-
-    @property
-    def steps(self) -> int:
-        return sum(self.ratios)
-
-    @property
-    def over(self) -> int:
-        """Steps that took longer than predicted."""
-        return sum(self.ratios[RATIO_BOUNDS.index(1.0) + 1 :])
-
-
 class _Pace:
     """How one stage runs now; see the module's docstring."""
 
-    __slots__ = ("counts", "factor", "margin", "ratios", "total", "usual")
+    __slots__ = ("factor", "margin", "ratios", "usual")
 
     def __init__(self) -> None:
         # Duration over level of the last steps, in parts of ONE; before any, the machine is as it was measured.
@@ -97,14 +74,6 @@ class _Pace:
         # What durations are divided by, and what levels are multiplied by: pace times margin.
         self.usual = ONE
         self.factor = ONE * ONE
-        # Steps by duration over prediction, and the sum of that, in parts of ONE.
-        self.counts = [0] * (len(_BOUNDS) + 1)
-        self.total = 0
-
-    def count(self, predicted_ns: int, duration_ns: int) -> None:
-        ratio = -(-duration_ns * ONE // predicted_ns)
-        self.counts[bisect_left(_BOUNDS, ratio)] += 1
-        self.total += ratio
 
     def correct(self, *, is_over: bool) -> None:
         """Widen or tighten the margin by the error just made."""
@@ -135,6 +104,8 @@ class CostTable:
         self._sorted: dict[CostKey, list[int]] = {}
         self._levels: dict[Stage, dict[CostKey, int]] = {stage: {} for stage in Stage}
         self._paces = {stage: _Pace() for stage in Stage}
+        # Duration over prediction of the steps of which something was known; see `RATIO_BOUNDS`.
+        self.ratios = {stage: Histogram(RATIO_BOUNDS) for stage in Stage}
         # Goes up with every observation: what was looked up before may have changed.
         self.version = 0
         # What `predict_ns` has answered; forgotten when the stage learns something.
@@ -165,7 +136,8 @@ class CostTable:
         pace = self._paces[stage]
         predicted_ns = self.predict_ns(stage, bucket, units)
         if predicted_ns:
-            pace.count(predicted_ns, duration_ns)
+            # Rounded up: what took longer than predicted is never counted as if it had not.
+            self.ratios[stage].add(-(-duration_ns * ONE // predicted_ns))
         level = self._levels[stage].get(key)
         if level:
             # A kind never seen before says nothing about the pace: what was expected of it was a guess.
@@ -173,13 +145,9 @@ class CostTable:
             pace.follow(duration_ns * ONE // level)
         self._learn(key, duration_ns * ONE // pace.usual)
 
-    def errors(self) -> dict[Stage, PredictionError]:
-        """How good the predictions were, for the stages that have run."""
-        return {
-            stage: PredictionError(tuple(pace.counts), pace.total / ONE, pace.margin / ONE)
-            for stage, pace in self._paces.items()
-            if any(pace.counts)
-        }
+    def margin(self, stage: Stage) -> int:
+        """The margin of a stage now, in parts of `ONE`."""
+        return self._paces[stage].margin
 
     def state(self) -> dict[str, Any]:
         """Everything learnt, as plain values to be written down."""

@@ -9,6 +9,11 @@ Three sources, best first:
    no buffer and no network, so no real one can have heard more (sound is not consumed faster than it lasts), and it
    bounds what a report may claim.  A listener who says that it is always empty gains nothing by it.
 
+A report grows old: from `FADE_NS` on, what it granted beyond the estimate is taken back in steps and a guard put in
+its place, until at `STALE_NS` nothing is left of it.  So silence makes a stream more urgent bit by bit, never late,
+and never makes it stop.  Drift of the listener's clock needs no model: at 100 ppm it is 0.1 ms per second, and each
+report starts anew.
+
 Later deliveries are laid on top of a report as the sink's queue would lay them: at the end, or at their arrival if it
 had run dry by then.
 """
@@ -21,11 +26,18 @@ from ..clock import MS, SECOND, ns_to_samples, samples_to_ns
 from ..playback import PlaybackReport
 
 STALE_NS = SECOND
-"""A report older than this is no longer trusted."""
+"""A report older than this is no longer trusted at all."""
+FADE_NS = 400 * MS
+"""A report older than this is trusted less and less; listeners report four times a second or more."""
+FADE_STEPS = 4
 STALE_GUARD_NS = 100 * MS
 """Subtracted from the estimate that replaces a stale report: the listener was last known to be elsewhere."""
-MAX_PATH_NS = 2 * SECOND
+MAX_PATH_NS = SECOND
 """A longer path is a fault of the report."""
+MAX_DRIFT_PPM = 1_000
+"""How much faster than ours a listener's clock may be; those of sound cards are within 200."""
+MOVE_BOUNDS = tuple(ms * MS for ms in (-500, -200, -100, -50, -20, -5, 5, 20, 50, 100, 200, 500))
+"""Reports are counted by how far they moved the deadline, in ns, up to each of these."""
 _NEVER = 1 << 62
 
 
@@ -37,16 +49,17 @@ class Predictor:
 
     __slots__ = (
         "_at_ns",
+        "_began_ns",
         "_deliveries",
         "_dry_ns",
         "_estimate_ns",
-        "_has_report",
         "_heard",
         "_path_ns",
         "_sample_rate",
         "delivered",
-        "fallback_ns",
+        "fading",
         "fresh_ns",
+        "has_report",
         "is_held",
         "stale_ns",
     )
@@ -55,6 +68,8 @@ class Predictor:
         self._sample_rate = sample_rate
         # Samples handed to the sink.
         self.delivered = 0
+        # When the first of them were.
+        self._began_ns = 0
         # The latest deliveries: time, duration, and what `delivered` and the estimate were before.  A report speaks
         # of what came before it and is extended by what came after.
         self._deliveries: deque[tuple[int, int, int, int]] = deque(maxlen=64)
@@ -62,7 +77,7 @@ class Predictor:
         self._estimate_ns = 0
 
         # The last report that was believed: its time, position and path, and when by it the sound ends.
-        self._has_report = False
+        self.has_report = False
         self._at_ns = 0
         self._heard = 0
         self._path_ns = 0
@@ -70,14 +85,27 @@ class Predictor:
         # The listener said that it is not playing.  Stays until it says otherwise: a frozen page cannot report.
         self.is_held = False
 
-        # The deadline is fresh_ns until stale_ns and fallback_ns from then on.
+        # The deadline is fresh_ns until stale_ns; from then on that of the last entry (since when, deadline) of
+        # `fading` whose time has come.  Each is earlier than the one before.
         self.fresh_ns = 0
         self.stale_ns = _NEVER
-        self.fallback_ns = 0
+        self.fading: tuple[tuple[int, int], ...] = ()
 
     def dry_at(self, now: int) -> int:
         """Deadline of the next chunk: delivered later, the sound breaks.  Meaningless before the first delivery."""
-        return self.fresh_ns if now < self.stale_ns else self.fallback_ns
+        deadline_ns = self.fresh_ns
+        if now >= self.stale_ns:
+            for since_ns, faded_ns in self.fading:
+                if now < since_ns:
+                    break
+                deadline_ns = faded_ns
+        return deadline_ns
+
+    def changes_at(self, now: int) -> int:
+        """When the deadline moves next without any input: the last report will be trusted less."""
+        if now < self.stale_ns:
+            return self.stale_ns
+        return next((since_ns for since_ns, _ in self.fading if now < since_ns), _NEVER)
 
     def late_ns(self, now: int) -> int:
         """By how much a chunk delivered now comes after the sound has broken; 0 or less if it has not, or in a pause.
@@ -86,40 +114,48 @@ class Predictor:
         """
         if self.is_held or not self.delivered:
             return 0
-        return now - (self.fresh_ns if now < self.stale_ns else min(self.fresh_ns, self._estimate_ns))
+        return now - (self.fresh_ns if self._is_trusted(now) else min(self.fresh_ns, self._estimate_ns))
 
     def heard(self, now: int) -> int:
         """Samples heard by now, extrapolated from the last report and never more than were delivered."""
         if self.is_held:
             return self._heard
-        if self._has_report and now < self.stale_ns:
+        if self.has_report and self._is_trusted(now):
             return min(self.delivered, self._heard + ns_to_samples(max(0, now - self._at_ns), self._sample_rate))
         return max(self._heard, self._heard_at_most(now, self.delivered, self._estimate_ns))
 
     def deliver(self, samples: int, now: int) -> None:
         """`samples` more were handed to the sink at `now`."""
         duration_ns = samples_to_ns(samples, self._sample_rate)
+        if not self.delivered:
+            self._began_ns = now
         self._deliveries.append((now, duration_ns, self.delivered, self._estimate_ns))
         self.delivered += samples
         self._estimate_ns = max(self._estimate_ns, now) + duration_ns
         self._dry_ns = max(self._dry_ns, now + self._path_ns) + duration_ns
         self._settle()
 
-    def report(self, report: PlaybackReport, now: int) -> None:
-        """The listener spoke.  Older than the last report: ignored.  From the future: taken as of now."""
+    def report(self, report: PlaybackReport, now: int) -> int | None:
+        """The listener spoke.  Older than the last report: ignored.  From the future: taken as of now.
+
+        Returns by how much that moved the deadline: how wrong the prediction was.  Above 0 there was more time than
+        believed.  None where nothing was predicted: before the first sound, and in a pause.
+        """
         at_ns = min(report.at_ns, now)
-        if self._has_report and at_ns < self._at_ns:
-            return
+        if self.has_report and at_ns < self._at_ns:
+            return None
+        expected_ns = self.fresh_ns
         since = [entry for entry in self._deliveries if entry[0] > at_ns]
         _, _, delivered, estimate_ns = since[0] if since else (0, 0, self.delivered, self._estimate_ns)
-        self._heard = max(self._heard, min(report.heard_samples, self._heard_at_most(at_ns, delivered, estimate_ns)))
+        most = self._heard_at_most(at_ns, delivered, estimate_ns) + self._gained_by_drift(at_ns)
+        self._heard = max(self._heard, min(report.heard_samples, most, delivered))
         was_held = self.is_held
-        self._has_report = True
+        self.has_report = True
         self._at_ns = at_ns
         self.is_held = not report.is_playing
         unheard_ns = samples_to_ns(max(0, delivered - self._heard), self._sample_rate)
         if report.dry_at_ns is None:
-            self._path_ns = min(max(0, report.path_delay_ns), MAX_PATH_NS)
+            self._path_ns = min(max(0, report.path_delay_ns), MAX_PATH_NS, self._longest_path(at_ns))
             dry_ns = at_ns + unheard_ns
         else:
             # A queue holds at most what was delivered and not heard; a time beyond that would starve the stream.
@@ -133,15 +169,37 @@ class Predictor:
         # A paced queue cannot be empty before the listener without network is.
         self._dry_ns = dry_ns if report.dry_at_ns is None else max(dry_ns, self._estimate_ns)
         self._settle()
+        return None if was_held or self.is_held or not self.delivered else self.fresh_ns - expected_ns
+
+    def _is_trusted(self, now: int) -> bool:
+        return now < self._at_ns + STALE_NS
+
+    def _gained_by_drift(self, at_ns: int) -> int:
+        """Samples by which a listener whose clock is fast may be ahead of one whose clock is right."""
+        return ns_to_samples(max(0, at_ns - self._began_ns) * MAX_DRIFT_PPM // 1_000_000, self._sample_rate)
+
+    def _longest_path(self, at_ns: int) -> int:
+        """What has been heard was sent before that: no path can be longer than the time since."""
+        for time_ns, _, delivered, _ in reversed(self._deliveries):
+            if delivered < self._heard:
+                return max(0, at_ns - time_ns)
+        return MAX_PATH_NS
 
     def _settle(self) -> None:
-        if self._has_report:
-            self.fresh_ns = self._dry_ns - self._path_ns
-            self.stale_ns = self._at_ns + STALE_NS
-            # Silence gives no right to be later.
-            self.fallback_ns = min(self.fresh_ns, self._estimate_ns - STALE_GUARD_NS)
-        else:
-            self.fresh_ns = self.fallback_ns = self._estimate_ns
+        if not self.has_report:
+            self.fresh_ns = self._estimate_ns
+            return
+        self.fresh_ns = self._dry_ns - self._path_ns
+        self.stale_ns = self._at_ns + FADE_NS
+        # Silence gives no right to be later.
+        granted_ns = max(0, self.fresh_ns - self._estimate_ns + STALE_GUARD_NS)
+        self.fading = tuple(
+            (
+                self.stale_ns + step * (STALE_NS - FADE_NS) // (FADE_STEPS - 1),
+                self.fresh_ns - granted_ns * (step + 1) // FADE_STEPS,
+            )
+            for step in range(FADE_STEPS)
+        )
 
     def _heard_at_most(self, at_ns: int, delivered: int, estimate_ns: int) -> int:
         """What the listener without buffer and network has heard of `delivered` samples that end at `estimate_ns`."""

@@ -29,8 +29,9 @@ from .choice import Choice, Chooser
 from .chunking import largest_rung, next_chunk, next_rung, recovery_chunk
 from .costs import CostTable
 from .forecast import Forecast
+from .histogram import Histogram
 from .policy import Policy
-from .predictor import Predictor
+from .predictor import MOVE_BOUNDS, Predictor
 from .slots import Pages, Slots, pages_for
 from .step import (
     AudioReady,
@@ -85,6 +86,12 @@ class SchedulerStats:
     free_pages: int
     refused: int
     """Streams refused since the start."""
+    step_ratios: Mapping[Stage, Histogram]
+    """Duration over prediction of all steps so far, in parts of `costs.ONE`."""
+    margins: Mapping[Stage, int]
+    """What a typical time is multiplied with for a prediction, in the same unit."""
+    moves: tuple[Histogram, Histogram]
+    """By how much reports moved deadlines, in ns: the first of each stream, which replaced the estimate; the others."""
 
 
 class Scheduler:
@@ -121,6 +128,8 @@ class Scheduler:
         self._slots = Slots(slots)
         self._pages = Pages(kv_pages)
         self._refused = 0
+        # By how much reports moved deadlines: the first of a stream, and all others.
+        self._moves = (Histogram(MOVE_BOUNDS), Histogram(MOVE_BOUNDS))
 
         self._now = 0
         # Open streams in the order they opened; those cancelled while a step carries them stay until it is done.
@@ -253,7 +262,10 @@ class Scheduler:
             self._trace.report(report, now)
         s = self._open_stream(report.stream)
         if s is not None and self._policy.uses_reports:
-            s.listener.report(report, now)
+            moves = self._moves[s.listener.has_report]
+            moved_ns = s.listener.report(report, now)
+            if moved_ns is not None:
+                moves.add(moved_ns)
             self._survey.touch(s)
 
     def cancel(self, stream: int, now: int) -> None:
@@ -362,6 +374,9 @@ class Scheduler:
             free_slots=self._slots.free,
             free_pages=self._pages.free,
             refused=self._refused,
+            step_ratios=self._costs.ratios,
+            margins={stage: self._costs.margin(stage) for stage in Stage},
+            moves=self._moves,
         )
 
     def listener(self, stream: int) -> Predictor | None:

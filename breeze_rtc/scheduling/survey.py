@@ -2,7 +2,7 @@
 
 Most streams that are generated ahead rest most of the time.  So the survey looks only at those who are *awake*, and
 knows of each that *rests* when it must be looked at again: when it may begin its next chunk, when its last report
-goes stale, or (NEVER) when something happens to it.
+is trusted less, or (NEVER) when something happens to it.
 """
 
 from __future__ import annotations
@@ -101,8 +101,7 @@ class Survey:
                         rests.append(s)
                 continue
             listener = s.listener
-            is_fresh = now < listener.stale_ns
-            deadline_ns = listener.fresh_ns if is_fresh else listener.fallback_ns
+            deadline_ns = listener.fresh_ns if now < listener.stale_ns else listener.dry_at(now)
             if not listener.is_held:
                 spare_ns = deadline_ns + s.ease_ns - now - codec_cost_ns
                 if s.made > s.delivered:
@@ -126,7 +125,7 @@ class Survey:
                 if generate_at <= now:
                     work.is_backbone_due = True
             elif s.made == s.delivered and not can_encode:
-                s.rests_until = min(may_generate_at, listener.stale_ns) if is_fresh else may_generate_at
+                s.rests_until = min(may_generate_at, listener.changes_at(now))
                 rests.append(s)
         # The step that would save those without a frame carries those who need it soon, not everybody.
         work.rescue_ns = self._forecast.frame_ns(max(1, rows_soon)) if frameless else 0
@@ -161,8 +160,8 @@ class Survey:
     def due_at(self, s: Stream) -> int:
         """The first time at which the stream by itself makes a step necessary, if nothing else happens; NEVER if none.
 
-        The deadline changes once without any input: when the last report goes stale.  It can only move forward then,
-        and no time below is later for an earlier deadline; so a time found before that moment stays right after it.
+        Without any input the deadline changes only as the last report grows old.  It only moves forward then, and no
+        time below is later for an earlier deadline; so a time found before such a moment stays right after it.
         Call `look_up_costs` first.
         """
         if s.out is not None:
@@ -173,11 +172,13 @@ class Survey:
             return 0 if can_start(s) else NEVER
         listener = s.listener
         decode_at, generate_at, _ = self._sound_due_at(s, listener.fresh_ns)
-        fresh_ns = min(decode_at, generate_at)
-        if fresh_ns < listener.stale_ns:
-            return fresh_ns
-        decode_at, generate_at, _ = self._sound_due_at(s, listener.fallback_ns)
-        return max(listener.stale_ns, min(decode_at, generate_at))
+        due_ns = min(decode_at, generate_at)
+        for since_ns, deadline_ns in listener.fading:
+            if due_ns < since_ns:
+                break
+            decode_at, generate_at, _ = self._sound_due_at(s, deadline_ns)
+            due_ns = max(since_ns, min(decode_at, generate_at))
+        return due_ns
 
     def wake_at(self) -> int:
         """When the first stream is due; NEVER if none will be."""

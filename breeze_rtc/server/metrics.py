@@ -6,10 +6,11 @@ Each server has a registry of its own, so that two of them in one process (tests
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 if TYPE_CHECKING:
     from breeze_rtc.runtime.engine import Engine
@@ -86,7 +87,35 @@ class _EngineFigures:
             steps.add_metric([str(stage)], values["steps"])
         yield seconds
         yield steps
+        ratios = HistogramMetricFamily(
+            "breeze_step_ratio",
+            "Time a step took over the time the scheduler had predicted; above 1 it was late",
+            labels=["stage"],
+        )
+        margins = GaugeMetricFamily(
+            "breeze_step_margin", "What the scheduler multiplies a typical step's time with", labels=["stage"]
+        )
+        for stage, values in stats.get("step_ratios", {}).items():
+            ratios.add_metric([str(stage)], **_counted(values))
+            margins.add_metric([str(stage)], values["margin"])
+        yield ratios
+        yield margins
+        moves = HistogramMetricFamily(
+            "breeze_deadline_error_seconds",
+            "By how much a listener's report moved the time at which the scheduler thought they would run dry: below 0 "
+            "there was less time than believed; by what had been believed, the estimate or an earlier report",
+            labels=["believed"],
+        )
+        for source, values in stats.get("moves", {}).items():
+            moves.add_metric([str(source)], **_counted(values))
+        yield moves
         yield GaugeMetricFamily("breeze_streams", "Streams being made now", value=len(stats.get("streams", {})))
         yield CounterMetricFamily(
             "breeze_engine_restarts", "Times a dead engine was started again", value=self._engine.restarts
         )
+
+
+def _counted(values: dict[str, Any]) -> dict[str, Any]:
+    """A `scheduling.histogram.Histogram` of the snapshot as Prometheus has it: each count with those below it."""
+    bounds = [*(str(bound) for bound in values["bounds"]), "+Inf"]
+    return {"buckets": list(zip(bounds, accumulate(values["counts"]), strict=True)), "sum_value": values["sum"]}

@@ -331,6 +331,9 @@ def test_stats_come_ten_times_a_second_and_once_when_all_is_quiet() -> None:
     assert all(later - earlier >= 100 * MS for earlier, later in itertools.pairwise(times[:-1]))
     assert snapshots[0].values["streams"]["1"]["lead_ns"] > 0
     last = snapshots[-1].values
+    ratios = last["step_ratios"]["DEPTH"]
+    assert sum(ratios["counts"]) == last["stages"]["DEPTH"]["steps"] - 1, "the first step of all was not predicted"
+    assert (ratios["margin"], ratios["sum"]) == (1.0, sum(ratios["counts"])), "steps of equal length are predicted so"
     assert (last["streams"], last["free_slots"], last["counts"]) == ({}, SLOTS, {"finished": 1})
     assert last["stages"]["CODEC"]["steps"] == sum(step.stage is Stage.CODEC for step in bench.executor.steps)
 

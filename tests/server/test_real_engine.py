@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 from page import Hall, serving, until
+from prometheus_client.parser import text_string_to_metric_families
 
 from breeze_rtc.agent.session import AgentSession, Callbacks, UserTurn
 from breeze_rtc.runtime.engine import Engine
@@ -49,3 +50,28 @@ async def test_a_call_is_heard_to_its_end_and_leaves_nothing(hall: Hall) -> None
         end = await page.one("speech_end")
         assert (end["interrupted"], end["chars"]) == (False, 3)
     await until(lambda: not hall.server._calls and not hall.engine._inboxes)
+
+
+async def test_metrics_say_how_good_the_predictions_were(hall: Hall) -> None:
+    """After one call: its steps by duration over prediction, and how far its listener's reports moved the deadline."""
+    async with hall.page() as page:
+        await page.call()
+        await page.type("How long will this take?")
+        await page.one("speech_end")
+    await until(lambda: not hall.engine._inboxes and not hall.engine.stats["streams"])
+    async with httpx.AsyncClient(base_url=hall.http, timeout=60) as client:
+        text = (await client.get("/metrics")).text
+    values = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    for stage in ("BACKBONE", "DEPTH", "CODEC"):
+        steps = values["breeze_step_ratio_count", stage]
+        assert steps > 0
+        within = values["breeze_step_ratio_bucket", "1.0", stage]
+        assert 0 < within <= steps == values["breeze_step_ratio_bucket", "+Inf", stage]
+        assert values["breeze_step_margin", stage] >= 1
+        assert 0 < values["breeze_step_ratio_sum", stage] / steps < 100
+    assert values["breeze_deadline_error_seconds_bucket", "+Inf", "estimate"] == 1
+    assert values["breeze_deadline_error_seconds_bucket", "+Inf", "report"] >= 1
