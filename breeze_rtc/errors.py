@@ -9,6 +9,7 @@ BreezeError
 ├── Overloaded           no room for one more stream now; try again later
 ├── EngineClosed         the engine has stopped, or died and is starting again
 ├── StepFailed           a stage raised while it computed a stream
+├── BadTrace             a recorded trace cannot be replayed
 ├── CheckpointError      weights are missing, truncated or of another model
 └── MissingExtra         an optional dependency is not installed
 
@@ -94,6 +95,18 @@ class StepFailed(BreezeError):
 
     def __str__(self) -> str:
         return f"the {self.stage} stage failed: {self.cause}"
+
+
+class BadTrace(BreezeError):
+    """A file is not a trace of the scheduler, or not one that this version replays."""
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(path, detail)
+        self.path = path
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.path} cannot be replayed: {self.detail}"
 
 
 class CheckpointError(BreezeError):

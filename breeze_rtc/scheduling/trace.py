@@ -127,9 +127,11 @@ class Replay:
         try:
             _, head = next(self._inputs)
         except StopIteration:
-            raise ValueError("the trace is empty") from None
-        if not isinstance(head, dict) or head.get("version") != VERSION:
-            raise ValueError(f"this is not a scheduler trace of version {VERSION}")
+            raise ValueError("the trace is empty, or cut off in its first line") from None
+        version = head.get("version") if isinstance(head, dict) else None
+        if version != VERSION:
+            found = "this is not a scheduler trace" if version is None else f"this trace has version {version}"
+            raise ValueError(f"{found}; version {VERSION} can be read")
         with _told_by(1):
             # What the scheduler predicts with; it learns as the run goes on.
             self.costs = CostTable.from_state(head["costs"])
@@ -173,7 +175,8 @@ class Replay:
                 streams = sorted(row.stream for row in results)
                 if step_id >= len(steps) or sorted(row.stream for row in steps[step_id].rows) != streams:
                     raise ValueError(
-                        f"step {step_id} was done for streams {streams}, which is not what these inputs give"
+                        f"step {step_id} was done for streams {streams}, which is not what these inputs give: "
+                        "a line is missing, or another version recorded it"
                     )
                 scheduler.step_done(steps[step_id], StepResult(results, duration_ns), now)
             case "report", [*fields]:
@@ -219,7 +222,7 @@ def _told_by(number: int) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, LookupError, AssertionError, ArithmeticError, RecursionError) as error:
-        raise ValueError(f"line {number}: {error or type(error).__name__}") from error
+        raise ValueError(f"line {number}: {str(error) or type(error).__name__}") from error
 
 
 def _parse(lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
@@ -228,8 +231,10 @@ def _parse(lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
     number = 0
     for line in lines:
         if previous is not None:
-            with _told_by(number):
+            try:
                 value = json.loads(previous)
+            except ValueError as error:
+                raise ValueError(f"line {number} is not JSON") from error
             yield number, value
         previous = line
         number += 1
