@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import socket
 import sys
 import wave
@@ -13,6 +14,11 @@ import pytest
 
 from breeze_rtc import cli
 from breeze_rtc.errors import BadRequest
+from breeze_rtc.scheduling.chunking import LADDER
+from breeze_rtc.scheduling.machines import H100_GRAPH_COSTS, H100_SPECS, warmed_up
+from breeze_rtc.scheduling.scheduler import Scheduler
+from breeze_rtc.scheduling.simulator import Utterance, simulate
+from breeze_rtc.scheduling.trace import TraceWriter
 from breeze_rtc.server import doctor
 
 
@@ -35,7 +41,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 def test_help_names_the_commands(run) -> None:
     """Without arguments the commands are listed."""
     _, out, err = run("--help")
-    assert all(name in out + err for name in ("demo", "serve", "say", "doctor"))
+    assert all(name in out + err for name in ("demo", "serve", "say", "trace", "doctor"))
 
 
 def test_say_writes_a_wav(run, tmp_path: Path) -> None:
@@ -146,3 +152,82 @@ def test_every_refusal_is_of_our_tree() -> None:
         cli._ice_servers(["stuff:x"], None, "X")
     (stun, turn) = cli._ice_servers(["stun:a:1", "turn:b:2"], None, "X")
     assert (stun.urls, turn.username) == (("stun:a:1",), None)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """A short recorded run: one stream of three frames."""
+    path = tmp_path / "calls.jsonl"
+    with path.open("w") as file:
+        scheduler = Scheduler(
+            specs=H100_SPECS,
+            sample_rate=24_000,
+            frame_samples=1_920,
+            slots=2,
+            kv_pages=100,
+            page_tokens=16,
+            costs=warmed_up(H100_GRAPH_COSTS, H100_SPECS, LADDER),
+            trace=TraceWriter(file.write),
+        )
+        simulate(scheduler, [Utterance(frames=3)], costs=H100_GRAPH_COSTS, sample_rate=24_000, frame_samples=1_920)
+    return path
+
+
+def test_trace_show_writes_one_page(run, recorded: Path, tmp_path: Path) -> None:
+    """The figures in one line; the page asks the network for nothing and has the data in it."""
+    page = tmp_path / "page.html"
+    code, out, err = run("trace", "show", str(recorded), "-o", str(page))
+    assert (code, err) == (0, "")
+    assert all(words in out for words in ("page.html", "1 streams", "first packet", "0 missed deadlines"))
+    html = page.read_text()
+    assert "__TIMELINE__" not in html
+    assert '"name":"calls.jsonl"' in html
+    assert not re.search(r"""(src|href)=["']?(https?:)?//|@import|url\(""", html)
+
+
+def test_trace_show_takes_a_trace_whose_end_is_cut_off(run, recorded: Path, tmp_path: Path) -> None:
+    """An engine that died, or one that is still writing."""
+    recorded.write_text(recorded.read_text()[:-5])
+    code, _, _ = run("trace", "show", str(recorded), "-o", str(tmp_path / "page.html"))
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b'{"version":2,"specs', "cut off in its first line"),
+        (b'{"version":1}\n', "version 1"),
+        (b'{"name":"x"}\n', "not a scheduler trace"),
+        (b"[]\n", "not a scheduler trace"),
+        (b'{"version":2}\n', "line 1"),
+        (b"\x7fELF\x02\x01\x00\xff\xfe\n", "not text"),
+        (b"hello\nworld\n", "line 1 is not JSON"),
+        (b"TRACE\n" + b'["next"\n' + b'["next",99999999999999999]\n', "line 2 is not JSON"),
+        (b"TRACE\n" + b'["dance",99999999999999999]\n', "'dance'"),
+        (b"TRACE\n" + b'["next",-1]\n', "line 2: time does not go back"),
+        (b"TRACE\n" + b'["next",1e999]\n', "line 2: its time"),
+        (b"TRACE\n" + b'["open",1,"<b>","prefix",9,0,1,true]\n', "'open'"),
+        (b"TRACE\n" + b'["done",99999999999999999,7,1,[]]\n', "step 7"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_exit_code_1(
+    run, recorded: Path, tmp_path: Path, content: bytes, words: str
+) -> None:
+    """One sentence that names the file and what is wrong with it, where that is known by line; no page is written."""
+    lines = recorded.read_bytes()
+    # In place of TRACE, a good first line, so that what follows is the fault.
+    recorded.write_bytes(content.replace(b"TRACE\n", lines[: lines.index(b"\n") + 1]))
+    code, out, err = run("trace", "show", str(recorded), "-o", str(tmp_path / "page.html"))
+    assert (code, out) == (1, "")
+    assert "calls.jsonl cannot be replayed" in err
+    assert words in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("args", [("no/such.jsonl",), (".",), ()])
+def test_trace_show_needs_a_file(run, args: tuple[str, ...]) -> None:
+    """Wrong usage, as elsewhere."""
+    code, _, err = run("trace", "show", *args)
+    assert (code, "Traceback" in err) == (2, False)

@@ -64,7 +64,12 @@ def test_the_wheel_holds_the_page_and_the_voice_and_stays_small(wheel: Path) -> 
     """The page's files and the nano voice are inside; the voice is within its 16 MB."""
     with zipfile.ZipFile(wheel) as archive:
         sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
-    assert {"breeze_rtc/web/index.html", "breeze_rtc/web/main.js", "breeze_rtc/py.typed"} <= set(sizes)
+    assert {
+        "breeze_rtc/web/index.html",
+        "breeze_rtc/web/main.js",
+        "breeze_rtc/py.typed",
+        "breeze_rtc/scheduling/timeline.html",
+    } <= set(sizes)
     voice = sum(size for name, size in sizes.items() if name.startswith("breeze_rtc/voices/"))
     assert 0 < voice <= MAX_VOICE_BYTES
 

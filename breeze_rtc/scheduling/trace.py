@@ -158,6 +158,8 @@ class Replay:
         for number, line in self._inputs:
             with _told_by(number):
                 kind, now, *values = line
+                if type(now) is not int:
+                    raise ValueError("its time is not a whole number")
                 answer = self._apply(kind, now, values)
             yield Played(kind, now, tuple(values), answer)
 
@@ -189,7 +191,7 @@ class Replay:
                 scheduler.end_text(stream, now)
             case "cancel", [stream]:
                 scheduler.cancel(stream, now)
-            case "open", [stream, feed, max_frames, priority, rows, interactive]:
+            case "open", [int(stream), feed, max_frames, priority, rows, interactive]:
                 try:
                     scheduler.open(
                         stream,
