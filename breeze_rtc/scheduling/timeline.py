@@ -150,8 +150,8 @@ class Timeline:
 
         # Open streams: their place in `streams`, and their listeners.
         self._open: dict[int, tuple[int, Predictor]] = {}
-        # What each of those will be when its last report has gone stale, if it does.
-        self._stale: dict[int, Position] = {}
+        # What will be known of each listener as its last report grows old, if no other comes.
+        self._ageing: dict[int, list[Position]] = {}
         # Since when there has been nothing to do, and what was the last that came in since.
         self._idle_since: int | None = None
         self._woken_by = "time"
@@ -167,7 +167,7 @@ class Timeline:
             self.end_ns = played.now
             self._take(played)
         for stream in list(self._open):
-            self._grow_stale(stream, self.end_ns)
+            self._age(stream, self.end_ns)
 
     # ---- one input after the other -----------------------------------------------------------------------------------
 
@@ -252,15 +252,15 @@ class Timeline:
 
     def _end_stream(self, stream: int, now: int, ending: str) -> None:
         if stream in self._open:
-            self._grow_stale(stream, now)
+            self._age(stream, now)
             line = self._line(stream)
             del self._open[stream]
-            self._stale.pop(stream, None)
+            self._ageing.pop(stream, None)
             line.ended_ns, line.ending = now, ending
 
     def _know(self, stream: int, now: int, *, is_reported: bool = False) -> None:
         """Write down what is known of a listener now."""
-        self._grow_stale(stream, now)
+        self._age(stream, now)
         _, listener = self._open[stream]
         if not listener.delivered:
             return
@@ -270,16 +270,16 @@ class Timeline:
             return Position(at_ns, listener.delivered, heard, dry_ns, listener.is_held, is_reported)
 
         self._line(stream).positions.append(position(now, is_reported))
-        if now < listener.stale_ns < NEVER:
-            self._stale[stream] = position(listener.stale_ns, False)
-        else:
-            self._stale.pop(stream, None)
+        ageing = self._ageing[stream] = []
+        then = listener.changes_at(now)
+        while then < NEVER:
+            ageing.append(position(then, False))
+            then = listener.changes_at(then)
 
-    def _grow_stale(self, stream: int, now: int) -> None:
-        """If a listener's last report has become too old by now, say so from that moment."""
-        position = self._stale.get(stream)
-        if position is not None and position.at_ns < now:
-            self._line(stream).positions.append(self._stale.pop(stream))
+    def _age(self, stream: int, now: int) -> None:
+        """If a listener's last report has grown old by now, say so from when it did."""
+        ageing = self._ageing.pop(stream, [])
+        self._line(stream).positions += [position for position in ageing if position.at_ns < now]
 
     def _line(self, stream: int) -> StreamLine:
         return self.streams[self._open[stream][0]]

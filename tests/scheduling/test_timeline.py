@@ -216,8 +216,8 @@ def test_streams_that_were_refused_or_failed_or_are_open_say_so() -> None:
     assert sum(stage.steps for stage in summary.stages) == summary.steps - 1
 
 
-def test_a_report_that_has_become_too_old_shows() -> None:
-    """From that moment on the position is the estimate again, with nobody's input between."""
+def test_a_report_that_grows_old_shows() -> None:
+    """With nobody's input between, the deadline comes nearer each time the report is trusted less."""
     desk = Desk()
     desk.open(1)
     desk.run_dry()
@@ -226,11 +226,13 @@ def test_a_report_that_has_become_too_old_shows() -> None:
     desk.now += 1_500 * MS
     desk.run_dry()
     (line,) = Timeline(desk.lines).streams
-    by_time = {position.at_ns: position for position in line.positions}
-    assert by_time[reported_at].is_reported
-    stale = by_time[reported_at + 1_000 * MS]
-    assert not stale.is_reported
-    assert stale.dry_ns < by_time[reported_at].dry_ns
+    (number,) = (number for number, position in enumerate(line.positions) if position.is_reported)
+    until_ns = reported_at + 1_000 * MS
+    positions = [position for position in line.positions[number:] if position.at_ns <= until_ns]
+    assert positions[0].at_ns == reported_at
+    assert len(positions) > 2
+    assert all(before.dry_ns > after.dry_ns for before, after in pairwise(positions))
+    assert {position.delivered for position in positions} == {positions[0].delivered}
 
 
 def test_figures_of_the_whole_run() -> None:
