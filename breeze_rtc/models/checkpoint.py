@@ -8,9 +8,10 @@ checkpoint carries besides (an unused text embedding, the codec of an older rele
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -32,6 +33,7 @@ from breeze_rtc.models.speech_model import ByteFrontend, SpeechModel, TextFronte
 from breeze_rtc.models.text_encoder import TextEncoderConfig
 
 SEED = 20_260_101
+GRAPH_SUFFIX = ".onnx.xz"
 BREEZE_REPOSITORY = "BreezeBlue/Breeze-TTS-2"
 BREEZE_LICENCE = (
     "The weights of Breeze TTS 2 (RESONIA INC.) are under the BreezeBlue Research and Non-Commercial Licence: no "
@@ -141,12 +143,30 @@ def _load_own(folder: Path, config: dict[str, Any]) -> SpeechModel:
         frontend=_nano_frontend(folder),
         voices=tuple(_get(config, "voices", path)),
         sampling=Sampling(**_get(config, "sampling", path)),
+        graphs=read_graphs(folder),
     )
     weights = Weights(folder)
     state = {name: weights.tensor(name, tuple(like.shape)) for name, like in model.state_dict().items()}
     # Half precision on disk halves the wheel; a CPU computes in float32.
     model.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in state.items()})
     return model
+
+
+def write_graphs(folder: Path, graphs: Mapping[str, bytes]) -> None:
+    """Write what `step_graphs.export` made into a folder of ours."""
+    for name, graph in graphs.items():
+        (folder / f"{name}{GRAPH_SUFFIX}").write_bytes(lzma.compress(graph, preset=9))
+
+
+def read_graphs(folder: Path) -> dict[str, bytes]:
+    """The step graphs of a folder of ours; there may be none.  Raises CheckpointError for a damaged one."""
+    graphs = {}
+    for path in sorted(folder.glob(f"*{GRAPH_SUFFIX}")):
+        try:
+            graphs[path.name.removesuffix(GRAPH_SUFFIX)] = lzma.decompress(path.read_bytes())
+        except (OSError, lzma.LZMAError) as error:
+            raise CheckpointError(f"{path} is not readable ({error}); install the package again") from error
+    return graphs
 
 
 def _nano_frontend(folder: Path) -> Callable[[str], TextFrontend]:

@@ -12,6 +12,8 @@ chunking, bit for bit, where a library convolution picks its algorithm, and so i
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,41 +61,48 @@ class CodecConfig:
     """source_filter: features per step of `frame_samples / prod(upsample)` samples."""
 
     def __post_init__(self) -> None:
-        steps = 1
-        for factor in self.upsample + self.rates:
-            steps *= factor
+        steps = math.prod(self.upsample + self.rates)
         assert self.head == "source_filter" or steps == self.frame_samples, "the factors must make a frame's samples"
 
     @property
     def steps(self) -> int:
         """Feature steps per frame, at the trunk's output."""
-        steps = 1
-        for factor in self.upsample:
-            steps *= factor
-        return steps
+        return math.prod(self.upsample)
 
 
-@dataclass(slots=True)
 class Tape:
     """The state of the rows of one call: pieces of one flat tensor, handed out in the order the layers ask.
 
-    A layer takes its history with `next`, computes, and writes its new history into the same view.
+    A layer takes its history with `next`, computes, and gives its new history to `keep` before the next layer asks.
     """
 
-    flat: Tensor
-    """(B, state size); zeros are the state before the first frame."""
-    frames: Tensor
-    """(B,) int64 frames decoded before this call."""
-    offset: int = 0
+    def __init__(self, flat: Tensor, frames: Tensor) -> None:
+        """flat: (B, state size), zeros before the first frame.  frames: (B,) int64, decoded before this call."""
+        self.flat = flat
+        self.frames = frames
+        self._offset = 0
+        self._kept: list[Tensor] = []
 
     def next(self, *shape: int) -> Tensor:
         """The next piece as (B, *shape), a view."""
-        size = 1
-        for n in shape:
-            size *= n
-        view = self.flat[:, self.offset : self.offset + size].view(-1, *shape)
-        self.offset += size
+        size = math.prod(shape)
+        view = self.flat[:, self._offset : self._offset + size].view(-1, *shape)
+        self._offset += size
         return view
+
+    def keep(self, history: Tensor) -> None:
+        """What stands in the place of the piece taken last, (B, *shape), for the next call."""
+        self._kept.append(history.flatten(1))
+
+    def wind(self, flat: Tensor) -> None:
+        """All of it at once: the state after the call is `flat`."""
+        self._offset = self.flat.shape[1]
+        self._kept = [flat]
+
+    def wound(self) -> Tensor:
+        """(B, state size) after the call."""
+        assert self._offset == self.flat.shape[1], "every layer must take its history exactly once"
+        return torch.cat(self._kept, 1)
 
 
 class Streaming(nn.Module):
@@ -109,9 +118,8 @@ def causal(x: Tensor, past: int, tape: Tape | None) -> Tensor:
         return x
     if tape is None:
         return F.pad(x, (0, 0, past, 0))
-    history = tape.next(past, x.shape[2])
-    x = torch.cat((history, x), 1)
-    history.copy_(x[:, -past:])
+    x = torch.cat((tape.next(past, x.shape[2]), x), 1)
+    tape.keep(x[:, -past:])
     return x
 
 
@@ -308,19 +316,19 @@ class WindowCache:
         before_start = tape.frames[:, None, None] + query[:, None] + column < config.window - 1
         mask = torch.zeros(before_start.shape, dtype=like.dtype, device=like.device)
         self._mask = mask.masked_fill_(before_start, float("-inf"))[:, None, :, None]
+        self._places = (query[:, None] + column).flatten()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         block, window = self._config.block, self._config.window
         past = self._tape.next(2, block.kv_heads, window - 1, block.head_dim)
         keys = torch.cat((past[:, 0], k), 2)
         values = torch.cat((past[:, 1], v), 2)
-        past[:, 0].copy_(keys[:, :, -(window - 1) :])
-        past[:, 1].copy_(values[:, :, -(window - 1) :])
+        self._tape.keep(torch.stack((keys[:, :, -(window - 1) :], values[:, :, -(window - 1) :]), 1))
         B, T, heads, D = q.shape
         q = q.view(B, T, block.kv_heads, heads // block.kv_heads, D).transpose(1, 2)
-        # (B, kv_heads, T, window, D).  One frame's window is a view; several are copied into the same layout.
-        keys = keys.unfold(2, window, 1).transpose(-1, -2).contiguous()
-        values = values.unfold(2, window, 1).transpose(-1, -2).contiguous()
+        # (B, kv_heads, T, window, D)
+        keys = keys.index_select(2, self._places).view(B, -1, T, window, D)
+        values = values.index_select(2, self._places).view(B, -1, T, window, D)
         scores = torch.add(self._mask, q @ keys.transpose(-1, -2), alpha=D**-0.5)
         seen = scores.softmax(-1) @ values
         return seen.transpose(1, 2).reshape(B, T, heads * D)
@@ -424,6 +432,7 @@ class CodecDecoder(nn.Module):
         slots: Tensor | None = None,
         *,
         live: int | None = None,
+        features: Callable[[Tensor, Tape], Tensor] | None = None,
     ) -> Tensor:
         """Decode codec frames.
 
@@ -431,6 +440,7 @@ class CodecDecoder(nn.Module):
         state, slots: continue the streams in these slots, (B,) int64, distinct but for the dummy; updated in place.
         Without them the codes are whole sequences from their start.
         live: rows after the first `live` are pads; a head without matrix products leaves them out.
+        features: computes what the source-filter head reads, (B, C, T * steps), from the codes, in place of our layers.
         Returns (B or live, T * frame_samples) in [-1, 1].
         """
         tape = None
@@ -439,16 +449,17 @@ class CodecDecoder(nn.Module):
             assert slots is not None
             tape = Tape(state.flat.index_select(0, slots), state.frames.index_select(0, slots))
             head_state = state.head
-        mixed = self.mix(*self.dequantize(codes))
         samples: Tensor
-        if self.to_features is not None:
-            # Half of nano's codec time is the synthesis: pads are there for the trunk's products and end here.
-            features = self.features_of(mixed, tape)[:live]
-            samples = self.synthesis(features, head_state, None if slots is None else slots[:live])
+        if self.to_features is None:
+            samples = self.snake_head(self.trunk(self.mix(*self.dequantize(codes)), tape), tape)
         else:
-            samples = self.snake_head(self.trunk(mixed, tape), tape)
+            if tape is not None and features is not None:
+                spoken = features(codes, tape)
+            else:
+                spoken = self.features_of(self.mix(*self.dequantize(codes)), tape)
+            # Half of nano's codec time is the synthesis: pads are there for the trunk's products and end here.
+            samples = self.synthesis(spoken[:live], head_state, None if slots is None else slots[:live])
         if state is not None and tape is not None and slots is not None:
-            assert tape.offset == tape.flat.shape[1], "every layer must take its history exactly once"
-            state.flat.index_copy_(0, slots, tape.flat)
+            state.flat.index_copy_(0, slots, tape.wound())
             state.frames.index_copy_(0, slots, tape.frames + codes.shape[2])
         return samples

@@ -7,7 +7,7 @@ adds one text token a frame in the same manner).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -63,8 +63,10 @@ class SpeechModel(nn.Module):
         voices: tuple[str, ...] = ("default",),
         sampling: Sampling | None = None,
         licence_note: str = "",
+        graphs: Mapping[str, bytes] | None = None,
     ) -> None:
-        """frontend: makes the text front end of a stream in a voice.  voices: their names, the default first."""
+        """frontend: makes the text front end of a stream in a voice.  voices: their names, the default first.
+        graphs: the steps as ONNX graphs, where a checkpoint has them (see `step_graphs`)."""
         super().__init__()
         self.config = config
         self.text = TextEncoder(config.text)
@@ -77,6 +79,7 @@ class SpeechModel(nn.Module):
         self.sampling = sampling or Sampling()
         self.licence_note = licence_note
         """Not empty: what the user must know about these weights before using them; said once, when they are loaded."""
+        self.graphs = graphs or {}
         self._frontend = frontend
 
     @property

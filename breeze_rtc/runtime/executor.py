@@ -27,9 +27,10 @@ from breeze_rtc.models.sampling import Sampling, choose, combine, gumbel, penali
 from breeze_rtc.models.speech_model import SpeechModel, TextSegment
 from breeze_rtc.playback import TextMark
 from breeze_rtc.runtime.kv_cache import KVRow, PagedKV, PageTable
+from breeze_rtc.runtime.step_sessions import StepSessions
 from breeze_rtc.scheduling.step import Row, RowResult, Stage, StageSpec, Step, StepResult
 
-ROW_COUNTS = (1, 2, 4, 8, 16, 32)
+ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Rows that a step may be padded to, as far as this machine's matrix products allow: see `independent_row_counts`."""
 RING_FRAMES = 256
 """Frames a stream may have made and not yet decoded."""
@@ -129,9 +130,11 @@ class Executor:
         config = model.config
         codebooks = config.depth.codebooks
         rows = max_streams if self.feed == "per_frame" else 2 * max_streams
-        row_counts = independent_row_counts(self.model)
-        self._least_rows = row_counts[0]
-        self.specs = _specs(rows, max_streams, self.feed, row_counts)
+        # On a CPU, steps that have graphs are run by ONNX Runtime, whose rows never depend on each other.
+        self._sessions = StepSessions(model, model.graphs) if model.graphs and self.device.type == "cpu" else None
+        self._row_counts = independent_row_counts(self.model)
+        self._least_rows = self._row_counts[0]
+        self.specs = _specs(rows, max_streams, self.feed, ROW_COUNTS if self._sessions else self._row_counts)
         block = config.backbone.block
         weight = model.depth.table.weight
         self._dummy = max_streams
@@ -347,6 +350,9 @@ class Executor:
                 going.append((row.stream, s))
         if not going:
             return
+        if self._sessions is not None:
+            self._backbone_session(self._sessions, going, results)
+            return
         # Guided rows, then the unguided rows of those that have one.
         members = [(s, 0) for _, s in going] + [(s, 1) for _, s in going if len(s.tables) > 1]
         bucket = max(step.bucket, len(members), self._least_rows)
@@ -369,6 +375,23 @@ class Executor:
             guidance = [index for _, index in members] + [0] * (bucket - len(members))
             self._hidden[batch.slots, torch.tensor(guidance, device=self.device)] = hidden
         self._first_codes(going, step.bucket, results)
+
+    def _backbone_session(
+        self, sessions: StepSessions, going: list[tuple[int, _Stream]], results: dict[int, RowResult]
+    ) -> None:
+        streams = [s for _, s in going]
+        slots = torch.tensor([s.slot for s in streams])
+        started = torch.tensor([s.started for s in streams])
+        hidden, logits, advance = sessions.backbone(
+            self._codes[slots],
+            started == 0,
+            torch.stack([s.vectors[0][s.pointer : s.pointer + LOOK_AHEAD] for s in streams]),
+            torch.tensor([s.elapsed for s in streams]),
+            started,
+            self._kv.step([KVRow(s.tables[0], s.started, 1) for s in streams], len(streams)),
+        )
+        self._hidden[slots, 0] = hidden
+        self._choose_first(going, _Rows(streams, len(streams), self._dummy, self.device), logits, advance, results)
 
     def _with_text(self, x: Tensor, streams: list[_Stream]) -> Tensor:
         """Add what each frame reads of the text to the embeddings (bucket, hidden) of the frames before."""
@@ -393,6 +416,21 @@ class Executor:
         logits = model.backbone.head(hidden[:, 0])
         if any(len(s.tables) > 1 for s in streams):
             logits = self._guided(logits, model.backbone.head(hidden[:, 1]), batch)
+        advance = None if model.pointer is None else model.pointer.advance_logits(hidden[:, 0])
+        self._choose_first(going, batch, logits, advance, results)
+
+    def _choose_first(
+        self,
+        going: list[tuple[int, _Stream]],
+        batch: _Rows,
+        logits: Tensor,
+        advance: Tensor | None,
+        results: dict[int, RowResult],
+    ) -> None:
+        """As `_first_codes`, from logits (bucket, classes) and, where there is a pointer, (bucket, advances)."""
+        model = self.model
+        streams = [s for _, s in going]
+        bucket = len(batch.samplings)
         is_good = logits.amax(-1).isfinite()
         if any(s.sampling.repetition_penalty != 1 for s in streams):
             penalty = torch.tensor([s.repetition_penalty for s in batch.samplings], device=self.device)
@@ -410,9 +448,9 @@ class Executor:
         is_end = codes == model.config.end_class if model.config.end_class is not None else None
         self._codes[batch.slots, 0] = codes if is_end is None else codes.masked_fill(is_end, 0)
         columns = [codes, is_good.long()]
-        if model.pointer is not None:
-            columns.append(model.pointer.advance_logits(hidden[:, 0]).argmax(-1))
-        for (stream, s), (code, good, *advance) in zip(going, torch.stack(columns, 1).tolist(), strict=False):
+        if advance is not None:
+            columns.append(advance.argmax(-1))
+        for (stream, s), (code, good, *moved) in zip(going, torch.stack(columns, 1).tolist(), strict=False):
             if not good:
                 results[stream] = RowResult(stream, error="the logits of codebook 0 are not finite")
             elif code == model.config.end_class:
@@ -420,7 +458,7 @@ class Executor:
                 results[stream] = RowResult(stream, ended=True)
             else:
                 s.started += 1
-                results[stream] = RowResult(stream, wants_text=self._moved(s, *advance))
+                results[stream] = RowResult(stream, wants_text=self._moved(s, *moved))
 
     def _moved(self, s: _Stream, advance: int | None = None) -> bool:
         """Move the pointer on after a frame, and mark what has been spoken.  True: the next frame wants more text."""
@@ -442,10 +480,27 @@ class Executor:
 
     def _depth(self, step: Step, rows: list[Row], results: dict[int, RowResult]) -> None:
         """The other codes of each row's frame."""
+        greedy = [row for row in rows if not self._streams[row.stream].sampling.depth_temperature]
+        if self._sessions is None or not greedy:
+            self._depth_eagerly(step.bucket, rows, results)
+            return
+        streams = [self._streams[row.stream] for row in greedy]
+        slots = torch.tensor([s.slot for s in streams])
+        codes, largest = self._sessions.depth(self._hidden[slots, 0], self._codes[slots, 0])
+        self._codes[slots] = codes
+        self._ring[slots, torch.tensor([s.made % RING_FRAMES for s in streams])] = codes
+        self._made(greedy, largest, results)
+        drawn = [row for row in rows if self._streams[row.stream].sampling.depth_temperature]
+        if drawn:
+            # Draws are made between the codebooks, where no graph can be interrupted.
+            bucket = next(n for n in self._row_counts if n >= len(drawn))
+            self._depth_eagerly(bucket, drawn, results)
+
+    def _depth_eagerly(self, bucket: int, rows: list[Row], results: dict[int, RowResult]) -> None:
         model = self.model
         streams = [self._streams[row.stream] for row in rows]
         has_guidance = any(len(s.tables) > 1 for s in streams)
-        bucket = max(step.bucket, self._least_rows)
+        bucket = max(bucket, self._least_rows)
         batch = _Rows(streams, bucket, self._dummy, self.device)
         hidden = self._hidden[batch.slots]
         first = self._codes[batch.slots, 0]
@@ -474,6 +529,11 @@ class Executor:
             [s.made % RING_FRAMES for s in streams] + [0] * (bucket - len(streams)), device=self.device
         )
         self._ring[batch.slots, places] = codes
+        self._made(rows, largest, results)
+
+    def _made(self, rows: list[Row], largest: Tensor, results: dict[int, RowResult]) -> None:
+        """Count the frames just completed; largest: (rows or more,), finite where all logits were."""
+        streams = [self._streams[row.stream] for row in rows]
         for row, s, good in zip(rows, streams, largest.isfinite().tolist(), strict=False):
             if not good:
                 results[row.stream] = RowResult(row.stream, error="the depth decoder's logits are not finite")
@@ -494,12 +554,19 @@ class Executor:
                 groups.setdefault(row.count, []).append(row)
         for count, members in groups.items():
             streams = [self._streams[row.stream] for row in members]
-            bucket = max(len(members), -(-self._least_rows // count))
+            bucket = len(members) if self._sessions else max(len(members), -(-self._least_rows // count))
             batch = _Rows(streams, bucket, self._dummy, self.device)
             starts = torch.tensor([s.decoded for s in streams] + [0] * (bucket - len(streams)), device=self.device)
             places = (starts[:, None] + torch.arange(count, device=self.device)) % RING_FRAMES
             codes = self._ring[batch.slots[:, None], places].transpose(1, 2)
-            pcm = self.model.codec(codes, self._codec_state, batch.slots, live=len(streams)).float().cpu().numpy()
+            sound = self.model.codec(
+                codes,
+                self._codec_state,
+                batch.slots,
+                live=len(streams),
+                features=self._sessions.features if self._sessions else None,
+            )
+            pcm = sound.float().cpu().numpy()
             for row, s, samples in zip(members, streams, pcm, strict=False):
                 if not np.isfinite(samples).all():
                     results[row.stream] = RowResult(row.stream, error="the codec's samples are not finite")

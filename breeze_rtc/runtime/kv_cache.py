@@ -122,14 +122,19 @@ class StepCache:
         self._write = torch.from_numpy(write.ravel()).to(pool.device)
         bucket, new, columns = blocked.shape
         self._past = columns - new
-        self._columns = pool.new_empty(layers, 2, kv_heads, bucket, columns, head_dim)
         past = pool.index_select(3, torch.from_numpy(read.ravel()).to(pool.device))
-        self._columns[..., : self._past, :] = past.view(layers, 2, kv_heads, bucket, self._past, head_dim)
+        self.past = past.view(layers, 2, kv_heads, bucket, self._past, head_dim)
+        """Keys and values of the positions before the step's: (layers, 2, kv_heads, rows, P, head_dim)."""
         mask = torch.from_numpy(blocked).to(pool.device)
-        # (rows, 1 for the heads of a group, T, L), added to the scores.
-        self._mask = pool.new_zeros(blocked.shape).masked_fill_(mask, float("-inf"))[:, None]
+        self.mask = pool.new_zeros(blocked.shape).masked_fill_(mask, float("-inf"))[:, None]
+        """(rows, 1 for the heads of a group, T, P + T), added to the scores."""
+        # Past and new columns of all layers, once a layer asks.
+        self._columns: Tensor | None = None
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self._columns is None:
+            self._columns = self.past.new_empty(*self.past.shape[:4], self.mask.shape[-1], self.past.shape[-1])
+            self._columns[..., : self._past, :] = self.past
         keys, values = self._columns[layer, 0], self._columns[layer, 1]
         keys[:, :, self._past :] = k.transpose(0, 1)
         values[:, :, self._past :] = v.transpose(0, 1)
@@ -139,12 +144,15 @@ class StepCache:
         # (kv_heads, B, groups * T, D): the queries that share a key head are the rows of one product.
         q = q.view(B, T, kv_heads, groups, D).permute(2, 0, 3, 1, 4).reshape(kv_heads, B, groups * T, D)
         scores = (q @ keys.transpose(-1, -2)).view(kv_heads, B, groups, T, -1)
-        scores = torch.add(self._mask, scores, alpha=D**-0.5)
+        scores = torch.add(self.mask, scores, alpha=D**-0.5)
         weights = scores.softmax(-1, dtype=torch.float32).type_as(q).view(kv_heads, B, groups * T, -1)
         seen = (weights @ values).view(kv_heads, B, groups, T, D)
         return seen.permute(1, 3, 0, 2, 4).reshape(B, T, heads * D)
 
-    def commit(self) -> None:
-        """Write the new columns of all layers to the pool."""
-        new = self._columns[..., self._past :, :]
+    def commit(self, new: Tensor | None = None) -> None:
+        """Write the new columns of all layers to the pool: `new`, (layers, 2, kv_heads, rows, T, head_dim), or those
+        the layers have left here."""
+        if new is None:
+            assert self._columns is not None, "no layer has left anything"
+            new = self._columns[..., self._past :, :]
         self._pool.index_copy_(3, self._write, new.reshape(*new.shape[:3], -1, new.shape[-1]))

@@ -1,4 +1,4 @@
-"""Write the trained parts as the package's voice: half-precision weights, their config and the lexicon.
+"""Write the trained parts as the package's voice: half-precision weights, their config and the step graphs.
 
 python examples/nano_voice/export.py --work nano_work --out breeze_rtc/voices/nano
 """
@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from train_codec import CodecTraining
 
+from breeze_rtc.models import presets, step_graphs
+from breeze_rtc.models.checkpoint import write_graphs
 from breeze_rtc.models.pronunciation import VOCABULARY
 
 SAMPLING = {"temperature": 0.0, "depth_temperature": 0.0, "top_k": 0, "repetition_penalty": 1.0}
@@ -48,6 +50,7 @@ def main() -> None:
         "sampling": SAMPLING,
     }
     (arguments.out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_graphs(arguments.out, step_graphs.export(presets.nano(vocab=VOCABULARY)))
     size = sum(file.stat().st_size for file in arguments.out.iterdir())
     count = sum(tensor.numel() for tensor in tensors.values())
     print(f"{arguments.out}: step {saved['step']}, {count:,} numbers, {size / 1e6:.2f} MB in all")

@@ -1,0 +1,255 @@
+"""The steps of a small model as ONNX graphs.
+
+At batch 1 a step of a small model in eager torch is mostly dispatch: one frame of nano is a thousand operations on a
+few hundred numbers each.  ONNX Runtime runs the same operations fused, from one call, in a third of the time, and its
+products come out the same, row by row, whatever the number of rows.
+
+A graph holds no weights.  They stay where the checkpoint has them and are given by name when the graph is loaded
+(`runtime/step_sessions`), so a graph is some ten kilobytes and serves every voice of the same structure.  Graphs are
+written once, when a voice is exported, which needs the `onnx` package; to run them does not.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from breeze_rtc.models.codec import Tape
+from breeze_rtc.models.pointer import LOOK_AHEAD
+from breeze_rtc.models.presets import ModelConfig
+from breeze_rtc.models.speech_model import ByteFrontend, SpeechModel
+
+OPSET = 17
+WEIGHTS = "model."
+"""A graph's name for a weight is this and its name in the checkpoint."""
+
+
+class _Columns:
+    """The `KVCache` of one new position a row: past columns come in, the new column of each layer goes out."""
+
+    def __init__(self, past: Tensor, mask: Tensor) -> None:
+        self.past = past
+        self.mask = mask
+        self.new: list[Tensor] = []
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = k.transpose(0, 1), v.transpose(0, 1)
+        self.new += [k, v]
+        keys, values = torch.cat((self.past[layer, 0], k), 2), torch.cat((self.past[layer, 1], v), 2)
+        B, _, heads, D = q.shape
+        kv_heads = self.past.shape[2]
+        q = q.view(B, kv_heads, heads // kv_heads, D).transpose(0, 1)
+        scores = q @ keys.transpose(-1, -2) * D**-0.5 + self.mask[:, 0]
+        seen = scores.softmax(-1) @ values
+        out: Tensor = seen.transpose(0, 1).reshape(B, 1, heads * D)
+        return out
+
+
+class BackboneStep(nn.Module):
+    """One frame of the backbone for models that are fed text per frame.
+
+    codes (B, K) int64 of the frame before; is_first (B,) bool; window (B, LOOK_AHEAD, text); elapsed, position (B,)
+    int64; past (layers, 2, kv_heads, B, P, D); mask (B, 1, 1, P + 1).
+    Returns hidden (B, hidden), logits of code 0 (B, classes), advance (B, advances), and the new columns
+    (layers, 2, kv_heads, B, 1, D).
+    """
+
+    def __init__(self, model: SpeechModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(  # noqa: PLR0917 (a graph's inputs)
+        self,
+        codes: Tensor,
+        is_first: Tensor,
+        window: Tensor,
+        elapsed: Tensor,
+        position: Tensor,
+        past: Tensor,
+        mask: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        model = self.model
+        assert model.pointer is not None
+        before = torch.where(is_first[:, None], model.pointer.start, model.depth.embed_frame(codes))
+        x = before + model.pointer.item(window, elapsed)
+        cache = _Columns(past, mask)
+        hidden = model.backbone(x[:, None], position[:, None], cache)[:, 0]
+        layers = model.config.backbone.layers
+        new = torch.stack(cache.new).view(layers, 2, *cache.new[0].shape)
+        return hidden, model.backbone.head(hidden), model.pointer.advance_logits(hidden), new
+
+
+class DepthStep(nn.Module):
+    """All the other codes of one frame, each the likeliest.
+
+    hidden (B, embedding), first (B,) int64 -> codes (B, K) int64 and, to see that all were finite, the sum over
+    codebooks of the largest logit (B,).
+    """
+
+    def __init__(self, model: SpeechModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, hidden: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        depth = self.model.depth
+        c = depth.config
+        cos, sin = depth.rope(torch.arange(c.codebooks)[None], hidden.dtype)
+        codes = [first]
+        largest = torch.zeros_like(hidden[:, 0])
+        cache: list[list[Tensor]] = [[] for _ in range(2 * c.layers)]
+        x = hidden
+        for position in range(c.codebooks):
+            x = depth.projection(x)[:, None]
+            rope = (cos[:, position : position + 1], sin[:, position : position + 1])
+            for index, layer in enumerate(depth.layers):
+                x = layer(x, rope, cache=_Appending(cache[2 * index], cache[2 * index + 1]))
+            if position:
+                logits = depth.norm(x[:, 0]) @ depth.heads[position - 1]
+                largest = largest + logits.amax(-1)
+                codes.append(self.model.silence_reserved(logits).argmax(-1))
+            x = depth.table(codes[-1] + position * c.vocab)
+        return torch.stack(codes, 1), largest
+
+
+class _Appending:
+    """The `KVCache` of a frame's positions, one at a time, in lists."""
+
+    def __init__(self, keys: list[Tensor], values: list[Tensor]) -> None:
+        self._keys = keys
+        self._values = values
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._keys.append(k)
+        self._values.append(v)
+        keys, values = torch.cat(self._keys, 2), torch.cat(self._values, 2)
+        B, _, heads, D = q.shape
+        kv_heads = k.shape[1]
+        scores = q.view(B, kv_heads, heads // kv_heads, D) @ keys.transpose(-1, -2) * D**-0.5
+        seen: Tensor = scores.softmax(-1) @ values
+        return seen.view(B, 1, heads * D)
+
+
+class FeatureStep(nn.Module):
+    """The codec up to its source-filter head.
+
+    codes (B, K, T) int64, flat (B, state size), frames (B,) int64 -> features (B, C, T * steps), flat after the call.
+    """
+
+    def __init__(self, model: SpeechModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, codes: Tensor, flat: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+        codec = self.model.codec
+        tape = Tape(flat, frames)
+        features = codec.features_of(codec.mix(*codec.dequantize(codes)), tape)
+        return features, tape.wound()
+
+
+def export(c: ModelConfig) -> dict[str, bytes]:
+    """The graphs of models of this structure by the name of their step.
+
+    Raises ImportError without the `onnx` package, and ValueError for a model whose steps have no graphs: those fed by a
+    prefix, and those whose codec ends in transposed convolutions.
+    """
+    if c.feed != "per_frame" or c.codec.head != "source_filter":
+        raise ValueError(f"the steps of {c.name} are not among those that have graphs")
+    model = SpeechModel(c, frontend=lambda _voice: ByteFrontend(whole=False))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # The exporter would make one of two weights that are equal, as fresh norms are.
+            parameter.normal_()
+    block = c.backbone.block
+    window = c.backbone.window
+    assert window is not None
+    B, T, past = 2, 3, -(-window // 16) * 16 - 1
+    K = c.depth.codebooks
+    integers, numbers = torch.zeros, torch.rand
+    assert c.pointer is not None
+    return {
+        "backbone": _graph(
+            BackboneStep(model),
+            {
+                "codes": integers(B, K, dtype=torch.int64),
+                "is_first": integers(B, dtype=torch.bool),
+                "window": numbers(B, LOOK_AHEAD, c.pointer.text),
+                "elapsed": integers(B, dtype=torch.int64),
+                "position": integers(B, dtype=torch.int64),
+                "past": numbers(c.backbone.layers, 2, block.kv_heads, B, past, block.head_dim),
+                "mask": numbers(B, 1, 1, past + 1),
+            },
+            ["hidden", "logits", "advance", "new"],
+            {"past": {3: "rows"}},
+        ),
+        "depth": _graph(
+            DepthStep(model),
+            {"hidden": numbers(B, c.depth.embedding), "first": integers(B, dtype=torch.int64)},
+            ["codes_out", "largest"],
+            {},
+        ),
+        "features": _graph(
+            FeatureStep(model),
+            {
+                "codes": integers(B, K, T, dtype=torch.int64),
+                "flat": numbers(B, model.codec.state_size),
+                "frames": integers(B, dtype=torch.int64),
+            },
+            ["features", "flat_out"],
+            {"codes": {0: "rows", 2: "frames"}},
+        ),
+    }
+
+
+def _graph(step: nn.Module, inputs: dict[str, Tensor], outputs: list[str], axes: dict[str, dict[int, str]]) -> bytes:
+    import onnx
+
+    with TemporaryDirectory() as folder, _norms_as_one_node(), warnings.catch_warnings():
+        file = f"{folder}/step.onnx"
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            step.eval(),
+            tuple(inputs.values()),
+            file,
+            dynamo=False,
+            opset_version=OPSET,
+            do_constant_folding=False,
+            input_names=list(inputs),
+            output_names=outputs,
+            dynamic_axes={name: axes.get(name, {0: "rows"}) for name in inputs},
+        )
+        graph = onnx.load(file)
+    names = {WEIGHTS + name for name in step.get_submodule("model").state_dict()}
+    for tensor in graph.graph.initializer:
+        if tensor.name in names:
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            tensor.external_data.add(key="location", value="checkpoint")
+    for node in graph.graph.node:
+        node.ClearField("doc_string")
+    content: bytes = graph.SerializeToString()
+    return content
+
+
+@contextmanager
+def _norms_as_one_node() -> Iterator[None]:
+    """ONNX has no RMSNorm before opset 23; ONNX Runtime has had one under this name for longer."""
+
+    from torch.onnx import symbolic_helper, utils
+
+    @symbolic_helper.parse_args("v", "is", "v", "f")
+    def rms_norm(graph: Any, x: Any, shape: list[int], weight: Any, eps: float) -> Any:
+        if weight.node().mustBeNone():
+            weight = graph.op("Constant", value_t=torch.ones(shape))
+        return graph.op("SimplifiedLayerNormalization", x, weight, axis_i=-1, epsilon_f=eps, stash_type_i=1)
+
+    utils.register_custom_op_symbolic("aten::rms_norm", rms_norm, OPSET)
+    try:
+        yield
+    finally:
+        utils.unregister_custom_op_symbolic("aten::rms_norm", OPSET)
