@@ -104,7 +104,7 @@ class Chooser:
             return self._first_step_of(waiting[:many], work, Why.FIRST_SOUND_FITS)
         if policy.deferral_is_bounded:
             overdue = [s for s in waiting if now - s.ready_ns >= DEFERRAL_NS[s.priority]]
-            if overdue and not (self._was_forced and work.tightest_ns < 0):
+            if overdue and not (self._was_forced and forecast.way_to_sound_ns(overdue) > spare_ns):
                 self._was_forced = True
                 return self._first_step_of(overdue, work, Why.FIRST_SOUND_OVERDUE, spare_ns)
         self._was_forced = False
@@ -161,7 +161,7 @@ class Chooser:
         codec, text = sorted(work.codec, key=_slack), sorted(work.text, key=_slack)
         backbone: list[Stream] = []
         frame_ns = NEVER
-        if work.is_backbone_due:
+        if work.backbone:
             # Frames are urgent for those who have none in hand: what the others need next is the codec.
             backbone = sorted(work.backbone, key=_frameless_first)
             if not backbone[0].pending:
@@ -171,10 +171,12 @@ class Chooser:
         if codec:
             # How late the later of the two would be, either way round.
             other_ns = min(text_ns, frame_ns)
-            codec_first_ns = max(0, -codec[0].slack_ns, self._survey.codec_cost_ns - other_ns)
+            frames = self._ready_rung(codec[0])
+            group = [s for s in codec if self._ready_rung(s) == frames]
+            codec_first_ns = max(0, -codec[0].slack_ns, forecast.codec_ns(len(group), frames) - other_ns)
             codec_last_ns = max(0, -other_ns, work.rescue_ns - codec[0].slack_ns)
             if other_ns == NEVER or codec_first_ns <= codec_last_ns:
-                if text_ns == NEVER and backbone and self._waits_for_rows(codec, backbone, work):
+                if text_ns == NEVER and backbone and self._waits_for_rows(codec, group, backbone, work):
                     return Choice(Stage.BACKBONE, backbone, Why.JOINS_CODEC)
                 return self._decode(codec, work, _why_decode(codec[0], work))
         if text and (text_ns <= frame_ns or forecast.text_ns(text) <= frame_ns):
@@ -187,29 +189,30 @@ class Chooser:
             return Choice(Stage.BACKBONE, chosen, why)
         return None
 
-    def _waits_for_rows(self, codec: list[Stream], backbone: list[Stream], work: Work) -> bool:
-        """Wait or go: one frame step first fills the chunks of others, who then share a codec step with these.
+    def _waits_for_rows(self, codec: list[Stream], group: list[Stream], backbone: list[Stream], work: Work) -> bool:
+        """Wait or go: one frame step first fills the chunks of others, who then share a codec step with this group.
 
         Not while a first sound waits: what is in hand then is worth more to it as slack.
         """
         if not self._policy.waits_for_rows or work.new:
             return False
-        frames = self._ready_rung(codec[0])
-        spec = self._specs[Stage.CODEC]
-        group = [s for s in codec if self._ready_rung(s) == frames]
+        frames = group[0].target
         if any(s.pending < s.target or s.is_generated or s.waited_at == s.delivered for s in group):
             return False
-        carried = backbone[: self._specs[Stage.BACKBONE].max_rows]
-        joining = sum(1 for s in carried if s.pending + 1 == frames == s.target)
-        if not joining or len(group) + joining > spec.max_rows:
+        spec, forecast = self._specs[Stage.BACKBONE], self._forecast
+        carried = backbone[: spec.max_rows]
+        filled = [s.target for s in carried if s.pending + 1 == s.target]
+        together = len(group) + filled.count(frames)
+        if frames not in filled or together > self._specs[Stage.CODEC].max_rows:
             return False
-        forecast = self._forecast
-        together_ns = forecast.codec_ns(len(group) + joining, frames)
-        if together_ns >= forecast.codec_ns(len(group), frames) + forecast.codec_ns(joining, frames):
+        saved_ns = forecast.codec_ns(len(group), frames) + forecast.codec_ns(together - len(group), frames)
+        if forecast.codec_ns(together, frames) >= saved_ns:
             return False
-        delay_ns = forecast.frame_ns(min(sum(s.rows for s in carried), self._specs[Stage.BACKBONE].max_rows))
-        delay_ns += together_ns - self._survey.codec_cost_ns + self._policy.guard_ns
-        if any(s.slack_ns <= delay_ns for s in codec):
+        # Everybody's slack stays positive, even if the chunks of all other sizes go to the codec before his.
+        delay_ns = forecast.frame_ns(min(sum(s.rows for s in carried), spec.max_rows)) + self._policy.guard_ns
+        for size in sorted({*filled, *(self._ready_rung(s) for s in codec)}):
+            delay_ns += self._survey.chunk_cost_ns(size)
+        if work.tightest_ns <= delay_ns:
             return False
         for s in group:
             s.waited_at = s.delivered
@@ -289,7 +292,7 @@ class Chooser:
         """A step for whoever comes first in the policy's order, with all who need the same stage, in that order."""
         rank = self._rank(now)
         codec = work.codec
-        backbone = work.backbone if work.is_backbone_due else []
+        backbone = work.backbone
         if self._policy.order is Order.CRITICAL and backbone and not any(self._is_critical(s, now) for s in codec):
             # Nobody's sound is short, so the codec waits for somebody's to be; then all ride along.
             codec = []

@@ -38,7 +38,7 @@ def longest_chunk(ladder: tuple[int, ...], frame_ns: int, lead_cap_ns: int | Non
 
 def next_rung(ladder: tuple[int, ...], *, last: int, longest: int) -> int:
     """Frames of the chunk after one of `last`, whatever the slack: one rung more, and not beyond `longest`."""
-    return next((rung for rung in ladder if last < rung <= longest), largest_rung(ladder, longest))
+    return next((rung for rung in ladder if last < rung <= longest), max(ladder[0], largest_rung(ladder, longest)))
 
 
 def next_chunk(

@@ -499,7 +499,7 @@ class Scheduler:
         if s.recovers:
             s.target = recovery_chunk(
                 ladder,
-                longest=largest_rung(ladder, max(1, longest)),
+                longest=max(ladder[0], largest_rung(ladder, longest)),
                 frame_ns=self._frame_ns,
                 frame_cost_ns=frame_cost_ns,
                 codec_cost_ns=codec_cost_ns,

@@ -14,6 +14,9 @@ from .forecast import Forecast
 from .policy import Policy
 from .stream import NEVER, Stream
 
+LEAST_LEAD_SHARE = 2
+"""A resting stream waits for others to begin a chunk with it until one part in this many of the lead cap is left."""
+
 
 class Work:
     """What one look at the streams found."""
@@ -24,7 +27,6 @@ class Work:
         "first_sound_ns",
         "frame_ns",
         "in_danger_below_ns",
-        "is_backbone_due",
         "new",
         "rescue_ns",
         "text",
@@ -43,11 +45,10 @@ class Work:
         self.in_danger_below_ns = -NEVER
         # Not spoken yet, and something to run.
         self.new: list[Stream] = []
-        # Spoken: text to encode, frames to decode, frames to start (some only if a step runs anyway).
+        # Spoken: text to encode, frames to decode, frames to start.
         self.text: list[Stream] = []
         self.codec: list[Stream] = []
         self.backbone: list[Stream] = []
-        self.is_backbone_due = False
 
 
 class Survey:
@@ -62,11 +63,11 @@ class Survey:
         self._resting: dict[int, Stream] = {}
         # (time, stream id), the earliest first; out of date where it is not the `rests_until` of the stream.
         self._alarms: list[tuple[int, int]] = []
-        # Predicted time of one frame, and of a one-frame codec step, with all open streams in it; what both and the
-        # guard leave of a deadline; and whether a frame for two takes less than two frames.
+        # Predicted time with all open streams in it: of one frame, of a one-frame codec step, and of one of each
+        # size; and whether a frame for two takes less than two frames.
         self.frame_cost_ns = 0
         self.codec_cost_ns = 0
-        self._margin_ns = 0
+        self._chunk_costs_ns: dict[int, int] = dict.fromkeys((1, *policy.ladder), 0)
         self._batching_saves = False
 
     def touch(self, s: Stream) -> None:
@@ -85,10 +86,13 @@ class Survey:
         """Sort the streams by what they can do, and find their slack.  Every stream that is due is in a list."""
         self._ring(now)
         self.look_up_costs()
-        codec_cost_ns, soon_ns = self.codec_cost_ns, 2 * self.frame_cost_ns
+        codec_cost_ns, chunk_costs_ns = self.codec_cost_ns, self._chunk_costs_ns
+        soon_ns = 2 * self.frame_cost_ns
         work = Work()
         frameless: list[Stream] = []
         rests: list[Stream] = []
+        beginners: list[Stream] = []
+        one_must_begin = False
         rows_soon = 0
         for s in self._awake.values():
             s.slack_ns = NEVER
@@ -105,6 +109,8 @@ class Survey:
             if not listener.is_held:
                 spare_ns = deadline_ns + s.ease_ns - now - codec_cost_ns
                 if s.made > s.delivered:
+                    if s.made - s.delivered >= s.target:
+                        spare_ns += codec_cost_ns - chunk_costs_ns[s.target]
                     s.slack_ns = spare_ns
                     work.tightest_ns = min(work.tightest_ns, spare_ns)
                 elif s.starved_at is None or s.segments:
@@ -120,13 +126,16 @@ class Survey:
             decode_at, generate_at, may_generate_at = self._sound_due_at(s, deadline_ns)
             if decode_at <= now:
                 work.codec.append(s)
-            if may_generate_at <= now:
+            if not may_generate_at:
                 work.backbone.append(s)
-                if generate_at <= now:
-                    work.is_backbone_due = True
+            elif may_generate_at <= now:
+                beginners.append(s)
+                one_must_begin = one_must_begin or generate_at <= now
             elif s.made == s.delivered and not can_encode:
                 s.rests_until = min(may_generate_at, listener.changes_at(now))
                 rests.append(s)
+        if one_must_begin:
+            work.backbone += beginners
         # The step that would save those without a frame carries those who need it soon, not everybody.
         work.rescue_ns = self._forecast.frame_ns(max(1, rows_soon)) if frameless else 0
         for s in frameless:
@@ -141,6 +150,10 @@ class Survey:
             for s in self._resting.values():
                 work.tightest_ns = min(work.tightest_ns, self.slack_at_rest(s, now))
         return work
+
+    def chunk_cost_ns(self, frames: int) -> int:
+        """Predicted time of a codec step for chunks of this size, with as many open streams in it as it holds."""
+        return self._forecast.codec_ns(len(self._awake) + len(self._resting), frames)
 
     def bring_forward(self, work: Work, danger_ns: int) -> None:
         """Streams with less slack than `danger_ns` may send the frames they have in hand, chunk full or not."""
@@ -191,8 +204,9 @@ class Survey:
         forecast = self._forecast
         streams = max(1, len(self._awake) + len(self._resting))
         self.frame_cost_ns = forecast.frame_ns(streams)
-        self.codec_cost_ns = forecast.codec_ns(streams)
-        self._margin_ns = self.codec_cost_ns + self._policy.guard_ns
+        for frames in self._chunk_costs_ns:
+            self._chunk_costs_ns[frames] = forecast.codec_ns(streams, frames)
+        self.codec_cost_ns = self._chunk_costs_ns[1]
         self._batching_saves = self._policy.waits_for_rows and forecast.frame_ns(2) < 2 * forecast.frame_ns(1)
 
     def _ring(self, now: int) -> None:
@@ -208,9 +222,9 @@ class Survey:
         """For a stream that has spoken: when its frames should go to CODEC; when BACKBONE should start its next
         frame; when it may, riding in a step that runs anyway.
 
-        A chunk is begun when it will end below the lead cap.  Of its own accord up to half a chunk later than that,
-        as long as it can still be made in time, if a frame for two takes less than two frames: then resting streams
-        come back together rather than each waking the machine for itself.  Once begun it is completed.
+        A chunk may be begun when it will end below the lead cap, and once begun is completed.  If a frame for two takes
+        less than two frames, it need not be begun yet: whoever may waits for the first who must, so that they run
+        together, and the machine is free for first sounds in between.
         """
         pending = s.made - s.delivered
         if s.speech_ended or s.started >= s.max_frames:
@@ -234,8 +248,8 @@ class Survey:
         may_at = deadline_ns + pending * self._frame_ns + chunk_ns - lead_cap_ns
         if not self._batching_saves:
             return decode_at, may_at, may_at
-        latest_ns = deadline_ns - target * self.frame_cost_ns - self._margin_ns
-        return decode_at, max(may_at, min(may_at + chunk_ns // 2, latest_ns)), may_at
+        latest_ns = deadline_ns - target * self.frame_cost_ns - self.codec_cost_ns - self._policy.guard_ns
+        return decode_at, max(may_at, min(deadline_ns - lead_cap_ns // LEAST_LEAD_SHARE, latest_ns)), may_at
 
 
 def can_start(s: Stream) -> bool:
