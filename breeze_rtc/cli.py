@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.resources
-import json
 import logging
 import os
 import socket
@@ -294,8 +292,8 @@ def show(
 
     The run is replayed through the scheduler; the page holds all it needs and can be sent to somebody.
     """
-    import breeze_rtc.scheduling
     from breeze_rtc.scheduling.timeline import Timeline
+    from breeze_rtc.timeline_page import page
 
     try:
         with err.status("Replaying"), file.open(encoding="utf-8") as lines:
@@ -306,11 +304,8 @@ def show(
         raise BadTrace(str(file), "it is not text") from error
     except ValueError as error:
         raise BadTrace(str(file), str(error)) from error
-    template = importlib.resources.files(breeze_rtc.scheduling).joinpath("timeline.html").read_text(encoding="utf-8")
-    # "<" is escaped, for JSON inside of a page must not end its script element.
-    values = json.dumps({"name": file.name, **timeline.data()}, separators=(",", ":")).replace("<", "\\u003c")
     try:
-        output.write_text(template.replace("__TIMELINE__", values), encoding="utf-8")
+        output.write_text(page(timeline, file.name), encoding="utf-8")
     except OSError as error:
         raise BadRequest(f"cannot write {output}: {error.strerror}") from error
     summary = timeline.summary()

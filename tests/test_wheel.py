@@ -68,7 +68,7 @@ def test_the_wheel_holds_the_page_and_the_voice_and_stays_small(wheel: Path) -> 
         "breeze_rtc/web/index.html",
         "breeze_rtc/web/main.js",
         "breeze_rtc/py.typed",
-        "breeze_rtc/scheduling/timeline.html",
+        "breeze_rtc/timeline_page/drawing.js",
     } <= set(sizes)
     voice = sum(size for name, size in sizes.items() if name.startswith("breeze_rtc/voices/"))
     assert 0 < voice <= MAX_VOICE_BYTES
