@@ -39,14 +39,15 @@ class _Columns:
         self.new: list[Tensor] = []
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # The new column is scored by itself: laying it beside the past ones would copy those.
         k, v = k.transpose(0, 1), v.transpose(0, 1)
         self.new += [k, v]
-        keys, values = torch.cat((self.past[layer, 0], k), 2), torch.cat((self.past[layer, 1], v), 2)
         B, _, heads, D = q.shape
-        kv_heads = self.past.shape[2]
+        kv_heads, columns = self.past.shape[2], self.past.shape[4]
         q = q.view(B, kv_heads, heads // kv_heads, D).transpose(0, 1)
-        scores = q @ keys.transpose(-1, -2) * D**-0.5 + self.mask[:, 0]
-        seen = scores.softmax(-1) @ values
+        scores = torch.cat((q @ self.past[layer, 0].transpose(-1, -2), (q * k).sum(-1, keepdim=True)), -1)
+        weights = (scores * D**-0.5 + self.mask[:, 0]).softmax(-1)
+        seen = weights[..., :columns] @ self.past[layer, 1] + weights[..., columns:] * v
         out: Tensor = seen.transpose(0, 1).reshape(B, 1, heads * D)
         return out
 
