@@ -61,6 +61,7 @@ from breeze_rtc.runtime.messages import (
     Text,
     encode,
 )
+from breeze_rtc.scheduling.policy import Policy
 from breeze_rtc.scheduling.stream import Priority
 
 log = logging.getLogger(__name__)
@@ -317,12 +318,14 @@ class Engine:
         process: bool = True,
         max_streams: int = 16,
         trace: Path | None = None,
+        policy: Policy | None = None,
         on_restart: Callable[[str], None] | None = None,
     ) -> None:
         """Nothing is loaded until `start`.
 
         model: a preset's name or a checkpoint's folder.  threads: torch's.  trace: a file for the scheduler's inputs;
-        an engine that is started again writes to a file of its own beside it, numbered.  on_restart: called on the loop
+        an engine that is started again writes to a file of its own beside it, numbered.  policy: the scheduler's rules, to
+        measure what each is worth.  on_restart: called on the loop
         with a sentence when an engine that died is running again.
         """
         self.model_name = model
@@ -336,6 +339,7 @@ class Engine:
         self._process = process
         self._max_streams = max_streams
         self._trace = trace
+        self._policy = policy or Policy()
         self._facts: Ready | None = None
         # Streams the engine has not finished.
         self._inboxes: dict[int, _Inbox] = {}
@@ -467,7 +471,16 @@ class Engine:
             ours.close()
             raise
         try:
-            link.send(Start(self.model_name, self._device, self._threads, self._max_streams, self._trace_path()))
+            link.send(
+                Start(
+                    self.model_name,
+                    self._device,
+                    self._threads,
+                    self._max_streams,
+                    self._trace_path(),
+                    self._policy.state(),
+                )
+            )
             self._facts = await link.ready
         except BaseException:
             link.close()

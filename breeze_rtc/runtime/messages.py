@@ -36,6 +36,8 @@ class Start:
     max_streams: int
     trace: str = ""
     """Where the scheduler's inputs are recorded; empty for nowhere."""
+    policy: dict[str, Any] = field(default_factory=dict)
+    """The scheduler's rules, as `Policy.state()` has them; empty for the default."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,7 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
     from breeze_rtc.models.speech_model import SpeechModel
     from breeze_rtc.runtime.executor import Executor, merged
     from breeze_rtc.scheduling.costs import CostTable
+    from breeze_rtc.scheduling.policy import Policy
     from breeze_rtc.scheduling.scheduler import PROMPT_TOKENS, Scheduler
     from breeze_rtc.scheduling.trace import TraceWriter
 
@@ -177,6 +178,7 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
         kv_pages=kv_pages,
         page_tokens=PAGE_TOKENS,
         costs=CostTable(),
+        policy=Policy.from_state(start.policy) if start.policy else Policy(),
         trace=trace,
     )
     driver = Driver(
