@@ -33,6 +33,8 @@ class StepLine:
     """For how long before it nothing was due."""
     woken_by: str
     """After such a time: the last input before it ("open", "text", "report" ...), or "time" if there was none."""
+    overslept_ns: int
+    """By how much it came later than the scheduler had asked to be woken: the process was not given a processor."""
     duration_ns: int = 0
     """Time it ran; 0 while it is out."""
     end_ns: int = 0
@@ -155,6 +157,7 @@ class Timeline:
         # Since when there has been nothing to do, and what was the last that came in since.
         self._idle_since: int | None = None
         self._woken_by = "time"
+        self._wake_at: int | None = None
         # Time with at least one stream open.
         self._open_ns = 0
 
@@ -176,8 +179,11 @@ class Timeline:
         if played.kind == "next":
             if isinstance(played.answer, Step):
                 self._begin_step(played.answer, now)
-            elif self._idle_since is None:
-                self._idle_since, self._woken_by = now, "time"
+            else:
+                if self._idle_since is None:
+                    self._idle_since = now
+                self._woken_by = "time"
+                self._wake_at = self._run.scheduler.wake_at()
             return
         self._woken_by = played.kind
         reported = None
@@ -210,8 +216,10 @@ class Timeline:
             units = step.rows[0].count
         idle_ns = now - self._idle_since if self._idle_since is not None else 0
         predicted_ns = self._run.costs.predict_ns(step.stage, step.bucket, units)
-        self.steps.append(StepLine(step, streams, now, predicted_ns, idle_ns, self._woken_by if idle_ns else ""))
-        self._idle_since = None
+        overslept_ns = max(0, now - self._wake_at) if self._wake_at is not None else 0
+        woken_by = self._woken_by if idle_ns else ""
+        self.steps.append(StepLine(step, streams, now, predicted_ns, idle_ns, woken_by, overslept_ns))
+        self._idle_since = self._wake_at = None
 
     def _end_step(self, now: int, step_id: int, duration_ns: int, results: list[Any]) -> None:
         line = self.steps[step_id]
@@ -331,6 +339,7 @@ class Timeline:
                 "total": [(line.end_ns - line.begin_ns) // US if line.end_ns else 0 for line in steps],
                 "predicted": [line.predicted_ns // US for line in steps],
                 "idle": [line.idle_ns // US for line in steps],
+                "overslept": [line.overslept_ns // US for line in steps],
                 "woken_by": [line.woken_by for line in steps],
                 "stage": [int(line.step.stage) for line in steps],
                 "bucket": [line.step.bucket for line in steps],

@@ -36,6 +36,7 @@ const steps = {
   predicted: Float64Array.from(data.steps.predicted),
   idle: Float64Array.from(data.steps.idle),
   wokenBy: data.steps.woken_by,
+  overslept: Float64Array.from(data.steps.overslept),
   stage: Uint8Array.from(data.steps.stage),
   bucket: Uint16Array.from(data.steps.bucket),
   why: data.steps.why,
@@ -45,6 +46,8 @@ const steps = {
 };
 data.steps.rows.forEach((rows, i) => { steps.firstRow[i + 1] = steps.firstRow[i] + rows; });
 const rows = { stream: Uint32Array.from(data.rows.stream), start: data.rows.start, count: data.rows.count };
+/** Time overslept from which it is worth showing: a listener could hear it. */
+const OVERSLEPT = 5000;
 /** When the step was over for the machine; a step that never came back is drawn to the end of the trace. */
 const ranUntil = (i) => (steps.total[i] ? steps.begin[i] + steps.took[i] : data.span);
 

@@ -46,18 +46,25 @@ function drawGrid(c, width, height) {
   c.stroke();
 }
 
-/** Per pixel column, the time of each stage in it. */
+/** One for each stage, and one for the time in which the process was not given a processor. */
+const COLUMNS = STAGES.length + 1;
+
+/** Per pixel, the share of time of each of `COLUMNS`. */
 function stageShares(from, to, width) {
-  const shares = new Float64Array(width * STAGES.length);
+  const shares = new Float64Array(width * COLUMNS);
   const perPixel = (to - from) / width;
-  for (let i = firstStep(from); i < steps.count && steps.begin[i] < to; i++) {
-    let begin = Math.max(steps.begin[i], from);
-    const end = Math.min(ranUntil(i), to);
+  const add = (column, stepBegin, stepEnd) => {
+    let begin = Math.max(stepBegin, from);
+    const end = Math.min(stepEnd, to);
     for (let x = Math.floor((begin - from) / perPixel); x < width && begin < end; x++) {
       const until = Math.min(end, from + (x + 1) * perPixel);
-      if (until > begin) shares[x * STAGES.length + steps.stage[i]] += (until - begin) / perPixel;
+      if (until > begin) shares[x * COLUMNS + column] += (until - begin) / perPixel;
       begin = Math.max(begin, until);
     }
+  };
+  for (let i = firstStep(from); i < steps.count && steps.begin[i] - steps.overslept[i] < to; i++) {
+    if (steps.overslept[i] > OVERSLEPT) add(STAGES.length, steps.begin[i] - steps.overslept[i], steps.begin[i]);
+    add(steps.stage[i], steps.begin[i], ranUntil(i));
   }
   return shares;
 }
@@ -70,12 +77,12 @@ function firstStep(t) {
 function drawShares(c, shares, width, top, height) {
   for (let x = 0; x < width; x++) {
     let y = top + height;
-    for (let stage = 0; stage < STAGES.length; stage++) {
-      const share = shares[x * STAGES.length + stage];
+    for (let stage = 0; stage < COLUMNS; stage++) {
+      const share = shares[x * COLUMNS + stage];
       if (!share) continue;
       const tall = Math.min(share, 1) * height;
       y -= tall;
-      c.fillStyle = colour.stage[stage];
+      c.fillStyle = colour.stage[stage] ?? colour["ink-3"];
       c.fillRect(x, y, 1, tall);
     }
   }
@@ -113,11 +120,16 @@ function drawMachine(c, width) {
         c.fillStyle = colour.line;
         c.fillRect(from, BAR.top, Math.max(0, xOf(steps.begin[i] - steps.idle[i]) - from), BAR.height);
       }
+      if (steps.overslept[i] > OVERSLEPT) {
+        const from = xOf(steps.begin[i] - steps.overslept[i]);
+        c.fillStyle = colour["ink-3"];
+        c.fillRect(from, BAR.top, x - from, BAR.height);
+      }
       drawOverrun(c, i, x, wide);
       drawStepLabel(c, i, x, wide);
       const before = xOf(steps.begin[i] - steps.idle[i]);
       if (steps.idle[i] && x - before > 52) {
-        c.fillStyle = colour["ink-3"];
+        c.fillStyle = steps.overslept[i] > OVERSLEPT ? colour.paper : colour["ink-3"];
         c.textAlign = "center";
         const middle = (Math.max(0, before) + Math.min(width, x)) / 2;
         c.fillText(`idle ${duration(steps.idle[i])}`, middle, BAR.top + BAR.height / 2);

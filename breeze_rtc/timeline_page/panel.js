@@ -108,6 +108,10 @@ function figuresOf(i) {
   const both = [tight, way].filter(Boolean).join("; ");
   return both ? `${both[0].toUpperCase()}${both.slice(1)}.` : "";
 }
+const oversleptText = (i) =>
+  steps.overslept[i] > OVERSLEPT
+    ? ` It was to be woken ${duration(steps.overslept[i])} earlier: its process was not given a processor.`
+    : "";
 const took = (i) => (steps.total[i] ? duration(steps.took[i]) : "still out at the end of the trace");
 
 function tipText(found) {
@@ -115,9 +119,11 @@ function tipText(found) {
     case "step":
       return `${stepTitle(found.step)} · ${took(found.step)}<br>${escaped(whyOf(found.step))}`;
     case "share": {
-      const shares = [...stageShares(found.t - 2 * found.pixelUs, found.t + 2 * found.pixelUs, 1)];
+      const around = stageShares(found.t - 2 * found.pixelUs, found.t + 2 * found.pixelUs, 1);
+      const shares = [...around.slice(0, STAGES.length)];
       const busy = Math.min(1, shares.reduce((sum, share) => sum + share, 0));
       const parts = shares.map((share, stage) => (share > 0.005 ? `${STAGES[stage]} ${percent(share)}` : ""));
+      if (around[STAGES.length] > 0.005) parts.push(`without a processor ${percent(around[STAGES.length])}`);
       const said = parts.filter(Boolean).join(", ") || "nothing ran";
       return `<b>${percent(busy)} busy</b>: ${said}. Zoom in for the steps.`;
     }
@@ -125,7 +131,9 @@ function tipText(found) {
       const i = found.next;
       const gap = steps.begin[i] - ranUntil(i - 1);
       const idle = steps.idle[i];
-      if (idle) return `<b>Idle ${duration(idle)}.</b> Nothing was due; then ${WOKEN[steps.wokenBy[i]]}.`;
+      if (idle) {
+        return `<b>Idle ${duration(idle)}.</b> Nothing was due; then ${WOKEN[steps.wokenBy[i]]}.${oversleptText(i)}`;
+      }
       return `<b>${duration(gap)}</b> of the driver's own: text, packets, messages.`;
     }
     case "refused":
@@ -200,6 +208,11 @@ function dryText(position) {
   return position.toDry < 0 ? `<span class="late">dry ${duration(-position.toDry)}</span>` : duration(position.toDry);
 }
 
+function idleText(i) {
+  const woken = `idle ${duration(steps.idle[i])}, until ${WOKEN[steps.wokenBy[i]]}.`;
+  return steps.idle[i] ? woken + oversleptText(i) : "";
+}
+
 function predictedText(i) {
   if (!steps.predicted[i]) return "nothing was known yet";
   const ratio = steps.took[i] / steps.predicted[i];
@@ -239,7 +252,7 @@ function stepPanel(i) {
       ["Took", took(i)],
       ["Predicted", predictedText(i)],
       ["Bucket", `${steps.bucket[i]}${padded > 0 ? ` (${padded} padded)` : ""}`],
-      ["Before it", steps.idle[i] && `idle ${duration(steps.idle[i])}, until ${WOKEN[steps.wokenBy[i]]}`],
+      ["Before it", idleText(i)],
     ])}
     <table>
       <thead><tr><th>stream</th><th>in this step</th><th class="n">runs dry in</th></tr></thead>
@@ -342,6 +355,10 @@ const KEY = {
     [
       '<path d="M0 4h8v12H0zM26 4h8v12h-8z" fill="var(--backbone)"/><path d="M8 4h5v12H8z" fill="var(--line)"/>',
       "Between steps: grey is the driver's own work, white is waiting, for nothing was due.",
+    ],
+    [
+      '<path d="M0 4h4v12H0z" fill="var(--backbone)"/><path d="M14 4h16v12H14z" fill="var(--ink-3)"/>',
+      "Dark: it was time to go on, and the process was not given a processor.",
     ],
   ],
 };

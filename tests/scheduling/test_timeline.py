@@ -171,7 +171,7 @@ class Desk:
 
 
 def test_an_idle_machine_says_for_how_long_and_what_woke_it() -> None:
-    """From the moment nothing was due to the next step; what came in last is what woke it."""
+    """From the moment nothing was due to the next step; what came in last is what woke it, on time or not."""
     desk = Desk()
     desk.open(1)
     desk.run_dry()
@@ -181,11 +181,13 @@ def test_an_idle_machine_says_for_how_long_and_what_woke_it() -> None:
     desk.run_dry()
     wake_at = desk.scheduler.wake_at()
     assert wake_at is not None
-    rested_since, desk.now = desk.now, max(desk.now, wake_at)
+    rested_since, desk.now = desk.now, wake_at + 30 * MS
     desk.run_dry()
     idle = [line for line in Timeline(desk.lines).steps if line.idle_ns]
     assert (idle[0].begin_ns - idle[0].idle_ns, idle[0].idle_ns, idle[0].woken_by) == (idle_since, 7 * MS, "end")
+    assert idle[0].overslept_ns == 0
     assert (idle[1].begin_ns - idle[1].idle_ns, idle[1].woken_by) == (rested_since, "time")
+    assert idle[1].overslept_ns == 30 * MS
     assert Timeline(desk.lines).begin_ns == 1_000 * MS
 
 
