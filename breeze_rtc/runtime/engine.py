@@ -324,9 +324,9 @@ class Engine:
         """Nothing is loaded until `start`.
 
         model: a preset's name or a checkpoint's folder.  threads: torch's.  trace: a file for the scheduler's inputs;
-        an engine that is started again writes to a file of its own beside it, numbered.  policy: the scheduler's rules, to
-        measure what each is worth.  on_restart: called on the loop
-        with a sentence when an engine that died is running again.
+        an engine that is started again writes to a file of its own beside it, numbered.  policy: the scheduler's rules,
+        to measure what each is worth.  on_restart: called on the loop with a sentence when an engine that died is
+        running again.
         """
         self.model_name = model
         self.on_restart = on_restart
