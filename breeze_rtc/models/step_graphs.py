@@ -55,8 +55,8 @@ class _Columns:
 class BackboneStep(nn.Module):
     """One frame of the backbone for models that are fed text per frame.
 
-    codes (B, K) int64 of the frame before; is_first (B,) bool; window (B, LOOK_AHEAD, text); elapsed, position (B,)
-    int64; past (layers, 2, kv_heads, B, P, D); mask (B, 1, 1, P + 1).
+    before (B, K) int64, codes of the frame before; is_first (B,) bool; window (B, LOOK_AHEAD, text); elapsed and
+    position (B,) int64; past (layers, 2, kv_heads, B, P, D); mask (B, 1, 1, P + 1).
     Returns hidden (B, hidden), logits of code 0 (B, classes), advance (B, advances), and the new columns
     (layers, 2, kv_heads, B, 1, D).
     """
@@ -67,7 +67,7 @@ class BackboneStep(nn.Module):
 
     def forward(  # noqa: PLR0917 (a graph's inputs)
         self,
-        codes: Tensor,
+        before: Tensor,
         is_first: Tensor,
         window: Tensor,
         elapsed: Tensor,
@@ -77,8 +77,8 @@ class BackboneStep(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         model = self.model
         assert model.pointer is not None
-        before = torch.where(is_first[:, None], model.pointer.start, model.depth.embed_frame(codes))
-        x = before + model.pointer.item(window, elapsed)
+        x = torch.where(is_first[:, None], model.pointer.start, model.depth.embed_frame(before))
+        x = x + model.pointer.item(window, elapsed)
         cache = _Columns(past, mask)
         hidden = model.backbone(x[:, None], position[:, None], cache)[:, 0]
         layers = model.config.backbone.layers
@@ -153,79 +153,89 @@ class FeatureStep(nn.Module):
         return features, tape.wound()
 
 
-def export(c: ModelConfig) -> dict[str, bytes]:
-    """The graphs of models of this structure by the name of their step.
+STEPS: dict[str, type[BackboneStep | DepthStep | FeatureStep]] = {
+    "backbone": BackboneStep,
+    "depth": DepthStep,
+    "features": FeatureStep,
+}
+"""The steps that have graphs, by name."""
+
+_OUTPUTS = {
+    "backbone": ["hidden", "logits", "advance", "new"],
+    "depth": ["all_codes", "largest"],
+    "features": ["features", "flat_out"],
+}
+_AXES = {
+    "past": {3: "rows", 4: "columns"},
+    "mask": {0: "rows", 3: "columns_and_new"},
+    "codes": {0: "rows", 2: "frames"},
+}
+"""Axes of inputs that vary, where it is not the first alone."""
+
+
+def example_inputs(model: SpeechModel, step: str, rows: int, *, frames: int) -> dict[str, Tensor]:
+    """Inputs of a step by name, in order; their values mean nothing.  frames: of the codec's step."""
+    c = model.config
+    block, window = c.backbone.block, c.backbone.window
+    assert window is not None
+    assert c.pointer is not None
+    past = window - 1
+    if step == "backbone":
+        return {
+            "before": torch.zeros(rows, c.depth.codebooks, dtype=torch.int64),
+            "is_first": torch.zeros(rows, dtype=torch.bool),
+            "window": torch.rand(rows, LOOK_AHEAD, c.pointer.text),
+            "elapsed": torch.zeros(rows, dtype=torch.int64),
+            "position": torch.zeros(rows, dtype=torch.int64),
+            "past": torch.rand(c.backbone.layers, 2, block.kv_heads, rows, past, block.head_dim),
+            "mask": torch.zeros(rows, 1, 1, past + 1),
+        }
+    if step == "depth":
+        return {"hidden": torch.rand(rows, c.depth.embedding), "first": torch.zeros(rows, dtype=torch.int64)}
+    return {
+        "codes": torch.zeros(rows, c.depth.codebooks, frames, dtype=torch.int64),
+        "flat": torch.rand(rows, model.codec.state_size),
+        "frames": torch.zeros(rows, dtype=torch.int64),
+    }
+
+
+def export(config: ModelConfig) -> dict[str, bytes]:
+    """The graphs of models of this structure, by the name of their step.
 
     Raises ImportError without the `onnx` package, and ValueError for a model whose steps have no graphs: those fed by a
     prefix, and those whose codec ends in transposed convolutions.
     """
-    if c.feed != "per_frame" or c.codec.head != "source_filter":
-        raise ValueError(f"the steps of {c.name} are not among those that have graphs")
-    model = SpeechModel(c, frontend=lambda _voice: ByteFrontend(whole=False))
+    if config.feed != "per_frame" or config.codec.head != "source_filter":
+        raise ValueError(f"the steps of {config.name} are not among those that have graphs")
+    model = SpeechModel(config, frontend=lambda _voice: ByteFrontend(whole=False))
     with torch.no_grad():
         for parameter in model.parameters():
             # The exporter would make one of two weights that are equal, as fresh norms are.
             parameter.normal_()
-    block = c.backbone.block
-    window = c.backbone.window
-    assert window is not None
-    B, T, past = 2, 3, -(-window // 16) * 16 - 1
-    K = c.depth.codebooks
-    integers, numbers = torch.zeros, torch.rand
-    assert c.pointer is not None
-    return {
-        "backbone": _graph(
-            BackboneStep(model),
-            {
-                "codes": integers(B, K, dtype=torch.int64),
-                "is_first": integers(B, dtype=torch.bool),
-                "window": numbers(B, LOOK_AHEAD, c.pointer.text),
-                "elapsed": integers(B, dtype=torch.int64),
-                "position": integers(B, dtype=torch.int64),
-                "past": numbers(c.backbone.layers, 2, block.kv_heads, B, past, block.head_dim),
-                "mask": numbers(B, 1, 1, past + 1),
-            },
-            ["hidden", "logits", "advance", "new"],
-            {"past": {3: "rows"}},
-        ),
-        "depth": _graph(
-            DepthStep(model),
-            {"hidden": numbers(B, c.depth.embedding), "first": integers(B, dtype=torch.int64)},
-            ["codes_out", "largest"],
-            {},
-        ),
-        "features": _graph(
-            FeatureStep(model),
-            {
-                "codes": integers(B, K, T, dtype=torch.int64),
-                "flat": numbers(B, model.codec.state_size),
-                "frames": integers(B, dtype=torch.int64),
-            },
-            ["features", "flat_out"],
-            {"codes": {0: "rows", 2: "frames"}},
-        ),
-    }
+    return {name: _graph(name, model) for name in STEPS}
 
 
-def _graph(step: nn.Module, inputs: dict[str, Tensor], outputs: list[str], axes: dict[str, dict[int, str]]) -> bytes:
+def _graph(name: str, model: SpeechModel) -> bytes:
     import onnx
 
+    step = STEPS[name](model).eval()
+    inputs = example_inputs(model, name, 2, frames=3)
     with TemporaryDirectory() as folder, _norms_as_one_node(), warnings.catch_warnings():
         file = f"{folder}/step.onnx"
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            step.eval(),
+            step,
             tuple(inputs.values()),
             file,
             dynamo=False,
             opset_version=OPSET,
             do_constant_folding=False,
             input_names=list(inputs),
-            output_names=outputs,
-            dynamic_axes={name: axes.get(name, {0: "rows"}) for name in inputs},
+            output_names=_OUTPUTS[name],
+            dynamic_axes={key: _AXES.get(key, {0: "rows"}) for key in inputs},
         )
         graph = onnx.load(file)
-    names = {WEIGHTS + name for name in step.get_submodule("model").state_dict()}
+    names = {WEIGHTS + weight for weight in model.state_dict()}
     for tensor in graph.graph.initializer:
         if tensor.name in names:
             tensor.ClearField("raw_data")

@@ -15,7 +15,7 @@ from torch import Tensor
 from breeze_rtc.errors import CheckpointError
 from breeze_rtc.models.codec import Tape
 from breeze_rtc.models.speech_model import SpeechModel
-from breeze_rtc.models.step_graphs import WEIGHTS
+from breeze_rtc.models.step_graphs import STEPS, WEIGHTS
 from breeze_rtc.runtime.kv_cache import StepCache
 
 
@@ -42,24 +42,20 @@ class StepSessions:
 
         again = "export the voice again"
         try:
-            self._backbone = session("backbone")
-            self._depth = session("depth")
-            self._features = session("features")
+            self.sessions = {name: session(name) for name in STEPS}
         except KeyError as error:
             raise CheckpointError(f"the step graph {error} is missing; {again}") from error
         except Exception as error:  # ONNX Runtime's own errors share no class
-            raise CheckpointError(
-                f"the step graphs do not fit the weights ({error}); export the voice again"
-            ) from error
+            raise CheckpointError(f"the step graphs do not fit the weights ({error}); {again}") from error
 
     def backbone(  # noqa: PLR0917 (a graph's inputs)
-        self, codes: Tensor, is_first: Tensor, window: Tensor, elapsed: Tensor, position: Tensor, cache: StepCache
+        self, before: Tensor, is_first: Tensor, window: Tensor, elapsed: Tensor, position: Tensor, cache: StepCache
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `BackboneStep`; the new columns are committed to the cache.  Returns hidden, logits, advance."""
-        hidden, logits, advance, new = self._backbone.run(
+        hidden, logits, advance, new = self.sessions["backbone"].run(
             None,
             {
-                "codes": codes.numpy(),
+                "before": before.numpy(),
                 "is_first": is_first.numpy(),
                 "window": window.numpy(),
                 "elapsed": elapsed.numpy(),
@@ -73,12 +69,12 @@ class StepSessions:
 
     def depth(self, hidden: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         """See `DepthStep`."""
-        codes, largest = self._depth.run(None, {"hidden": hidden.numpy(), "first": first.numpy()})
+        codes, largest = self.sessions["depth"].run(None, {"hidden": hidden.numpy(), "first": first.numpy()})
         return torch.from_numpy(codes), torch.from_numpy(largest)
 
     def features(self, codes: Tensor, tape: Tape) -> Tensor:
         """See `FeatureStep`; the tape is wound on."""
-        features, flat = self._features.run(
+        features, flat = self.sessions["features"].run(
             None, {"codes": codes.numpy(), "flat": tape.flat.numpy(), "frames": tape.frames.numpy()}
         )
         tape.wind(torch.from_numpy(flat))
