@@ -343,7 +343,7 @@ class Scheduler:
 
     def stats(self, now: int) -> SchedulerStats:
         """A snapshot for plots and metrics; changes nothing."""
-        self._survey.look(now)
+        self._survey.look_up_costs()
         waiting_ns = [0, 0, 0]
         streams = []
         for s in self._streams.values():
@@ -352,7 +352,7 @@ class Scheduler:
             is_due = self._survey.due_at(s) <= now
             if not s.has_spoken and (is_due or s.out is not None):
                 waiting_ns[s.priority] = max(waiting_ns[s.priority], now - s.ready_ns)
-            slack_ns = self._survey.slack_at_rest(s, now) if s.rests_until else s.slack_ns
+            slack_ns = self._survey.slack(s, now)
             lead_ns = 0
             if s.has_spoken:
                 lead_ns = max(0, s.listener.dry_at(now) - now) + s.pending * self._frame_ns

@@ -148,7 +148,7 @@ class Survey:
                 heappush(self._alarms, (s.rests_until, s.id))
         if work.new:
             for s in self._resting.values():
-                work.tightest_ns = min(work.tightest_ns, self.slack_at_rest(s, now))
+                work.tightest_ns = min(work.tightest_ns, self.slack(s, now))
         return work
 
     def chunk_cost_ns(self, frames: int) -> int:
@@ -164,11 +164,18 @@ class Survey:
             if s.made == s.started and s.made > s.delivered > 0:
                 work.codec.append(s)
 
-    def slack_at_rest(self, s: Stream, now: int) -> int:
-        """Slack of a stream that need not be looked at."""
-        if not s.delivered or s.listener.is_held or (s.starved_at is not None and not s.segments):
+    def slack(self, s: Stream, now: int) -> int:
+        """Time the stream alone has to spare; NEVER where no sound is owed.  Call `look_up_costs` first.
+
+        `look` reckons with who else is in a hurry.  But it lets streams rest, so only a decision may look: whoever
+        merely wants to know asks here, or a trace, which has only what was decided, would not replay.
+        """
+        has_frames = s.made > s.delivered
+        is_starved = s.starved_at is not None and not s.segments and not has_frames
+        if not s.delivered or s.listener.is_held or is_starved:
             return NEVER
-        return s.listener.dry_at(now) + s.ease_ns - now - self.codec_cost_ns - self._forecast.frame_ns(1)
+        frame_ns = 0 if has_frames else self._forecast.frame_ns(1)
+        return s.listener.dry_at(now) + s.ease_ns - now - self.codec_cost_ns - frame_ns
 
     def due_at(self, s: Stream) -> int:
         """The first time at which the stream by itself makes a step necessary, if nothing else happens; NEVER if none.

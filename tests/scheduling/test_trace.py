@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
 from breeze_rtc.clock import MS
 from breeze_rtc.errors import Overloaded
 from breeze_rtc.playback import PlaybackReport
+from breeze_rtc.scheduling.chunking import LADDER
 from breeze_rtc.scheduling.costs import CostTable
+from breeze_rtc.scheduling.machines import H100_GRAPH_COSTS, H100_SPECS, warmed_up
 from breeze_rtc.scheduling.policy import Order, Policy
 from breeze_rtc.scheduling.scheduler import Scheduler
+from breeze_rtc.scheduling.simulator import SimulatedListener, Utterance, simulate
 from breeze_rtc.scheduling.step import RowResult, Stage, StageSpec, Step, StepResult
 from breeze_rtc.scheduling.stream import Feed, Priority
 from breeze_rtc.scheduling.trace import TraceWriter, replay
@@ -116,3 +120,42 @@ def test_every_line_is_one_json_value() -> None:
     assert all(line.endswith("\n") and line.count("\n") == 1 for line in lines)
     kinds = {json.loads(line)[0] for line in lines[1:]}
     assert kinds == {"open", "text", "end", "report", "cancel", "next", "done"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_looks_at_the_figures_changes_nothing(seed: int) -> None:
+    """A trace does not say when `stats` was asked, so what is decided must not depend on it."""
+    source = random.Random(seed)
+    lines: list[str] = []
+    steps: list[Step] = []
+
+    class Watched(Scheduler):
+        def next_step(self, now: int) -> Step | None:
+            if source.random() < 0.5:
+                self.stats(now)
+            step = super().next_step(now)
+            if step is not None:
+                steps.append(step)
+            return step
+
+    listener = SimulatedListener(network_ns=30 * MS, jitter_ns=20 * MS, buffer_ns=80 * MS, report_every_ns=200 * MS)
+    scheduler = Watched(
+        specs=H100_SPECS,
+        sample_rate=24_000,
+        frame_samples=1_920,
+        slots=64,
+        kv_pages=20_000,
+        page_tokens=16,
+        costs=warmed_up(H100_GRAPH_COSTS, H100_SPECS, LADDER),
+        trace=TraceWriter(lines.append),
+    )
+    simulate(
+        scheduler,
+        [Utterance(frames=source.randint(10, 90), listener=listener) for _ in range(60)],
+        costs=H100_GRAPH_COSTS,
+        sample_rate=24_000,
+        frame_samples=1_920,
+        concurrency=16,
+        uniform=source.random,
+    )
+    assert replay(lines) == steps
