@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from breeze_rtc.clock import MS, SECOND, Clock
 from breeze_rtc.errors import BadRequest, Overloaded
 from breeze_rtc.media.opus import SpeechEncoder
-from breeze_rtc.playback import PlaybackReport
+from breeze_rtc.playback import PlaybackReport, SpeechPacket, TextMark
 from breeze_rtc.runtime.messages import (
     Cancel,
     Chunk,
@@ -77,6 +77,15 @@ class Line(Protocol):
         """Say something; never waits for the other side to listen."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Sound:
+    """What a codec step made of one stream."""
+
+    pcm: NDArray[np.int16]
+    packets: tuple[SpeechPacket, ...]
+    marks: tuple[TextMark, ...]
+
+
 class _Utterance:
     """One open stream, as the driver sees it."""
 
@@ -90,6 +99,8 @@ class _Utterance:
         self.text: deque[str] = deque()
         # The other side has said that no more text comes; the front end hears it after the last piece.
         self.has_all_text = False
+        # Sound made and not sent yet.
+        self.ready: _Sound | None = None
         # Samples sent, and samples the consumer has taken.
         self.sent = 0
         self.taken = 0
@@ -272,13 +283,33 @@ class Driver:
         """The step's result.  Should the executor itself raise, nobody can say which row it was: all of them fail."""
         started = self._clock.now()
         try:
-            return self._executor.run(step)
+            result = self._executor.run(step)
         except Exception as error:
             log.exception("a %s step failed as a whole", step.stage.name)
             return StepResult(
                 tuple(RowResult(row.stream, error=_sentence(error)) for row in step.rows),
                 max(1, self._clock.now() - started),
             )
+        if step.stage is not Stage.CODEC:
+            return result
+        # Sound is of use to a listener when it is packets, so their making counts as a part of the step, and the
+        # scheduler learns what it takes.
+        rows = tuple(row if row.error else self._encoded(row) for row in result.rows)
+        return StepResult(rows, self._clock.now() - started)
+
+    def _encoded(self, row: RowResult) -> RowResult:
+        """Make the packets of a row's sound and keep them until the scheduler says that the sound is ready."""
+        utterance = self._utterances.get(row.stream)
+        if utterance is None:
+            return row
+        try:
+            sound, marks = self._executor.take(row.stream)
+            pcm = _to_int16(sound)
+            utterance.ready = _Sound(pcm, utterance.encoder.encode(pcm), marks)
+        except Exception as error:
+            log.error("stream %d failed in CODEC", row.stream, exc_info=error)
+            return replace(row, error=_sentence(error))
+        return row
 
     def _deliver(self) -> None:
         """Send what the scheduler says has happened."""
@@ -302,15 +333,11 @@ class Driver:
 
     def _send_audio(self, stream: int, start_samples: int) -> None:
         utterance = self._utterances[stream]
-        try:
-            sound, marks = self._executor.take(stream)
-            pcm = _to_int16(sound)
-            packets = utterance.encoder.encode(pcm)
-        except Exception as error:
-            self._fail(stream, Stage.CODEC, error)
-            return
-        utterance.sent = start_samples + pcm.size
-        self._line.send(Chunk(stream, start_samples, pcm.astype("<i2").tobytes(), packets, marks))
+        ready, utterance.ready = utterance.ready, None
+        assert ready is not None, "a chunk is said to be ready once"
+        utterance.sent = start_samples + ready.pcm.size
+        pcm = ready.pcm.astype("<i2").tobytes()
+        self._line.send(Chunk(stream, start_samples, pcm, ready.packets, ready.marks))
         self._hold_or_release(stream, utterance)
 
     def _finish(self, stream: int, samples: int, utterance: _Utterance) -> None:
