@@ -88,7 +88,7 @@ const refused = streams.filter((stream) => stream.refused);
 const misses = spoken
   .flatMap((stream) => stream.sounds.filter((sound) => sound[2] > 0).map(([at, , late]) => ({ stream, at, late })))
   .sort((a, b) => a.at - b.at);
-const SPAN = Math.max(1, data.span, ...spoken.map((stream) => stream.end));
+const SPAN = Math.max(1e5, data.span, ...spoken.map((stream) => stream.end));
 
 function micros(samples) {
   return (samples * 1e6) / data.sample_rate;
