@@ -64,6 +64,8 @@ class Chooser:
         self._survey = survey
         self._frame_ns = frame_ns
         self._longest_interactive = longest_chunk(policy.ladder, frame_ns, policy.lead_cap_ns)
+        # The largest chunk that so many frames fill.
+        self._rungs = [largest_rung(policy.ladder, frames) for frames in range(policy.ladder[-1] + 1)]
         # The last step was a first sound that waited as long as it may, though it may make somebody late.
         self._was_forced = False
 
@@ -159,26 +161,23 @@ class Chooser:
         """Rule 3: a step for streams that have spoken; None when none of them is due."""
         forecast = self._forecast
         codec, text = sorted(work.codec, key=_slack), sorted(work.text, key=_slack)
-        backbone: list[Stream] = []
-        frame_ns = NEVER
-        if work.backbone:
-            # Frames are urgent for those who have none in hand: what the others need next is the codec.
-            backbone = sorted(work.backbone, key=_frameless_first)
-            if not backbone[0].pending:
-                frame_ns = backbone[0].slack_ns
+        # Frames are urgent for those who have none in hand: what the others need next is the codec.
+        backbone = sorted(work.begins, key=_slack)
+        frame_ns = backbone[0].slack_ns if backbone else NEVER
+        backbone += sorted(work.fills, key=_slack)
         # Text is urgent for those who have nothing to speak without it.
         text_ns = min((s.slack_ns for s in text if s.starved_at is not None), default=NEVER)
         if codec:
             # How late the later of the two would be, either way round.
             other_ns = min(text_ns, frame_ns)
             frames = self._ready_rung(codec[0])
-            group = [s for s in codec if self._ready_rung(s) == frames]
+            group = codec if len(codec) == 1 else [s for s in codec if self._ready_rung(s) == frames]
             codec_first_ns = max(0, -codec[0].slack_ns, forecast.codec_ns(len(group), frames) - other_ns)
             codec_last_ns = max(0, -other_ns, work.rescue_ns - codec[0].slack_ns)
             if other_ns == NEVER or codec_first_ns <= codec_last_ns:
                 if text_ns == NEVER and backbone and self._waits_for_rows(codec, group, backbone, work):
                     return Choice(Stage.BACKBONE, backbone, Why.JOINS_CODEC)
-                return self._decode(codec, work, _why_decode(codec[0], work))
+                return self._decode(group, work, _why_decode(codec[0], work))
         if text and (text_ns <= frame_ns or forecast.text_ns(text) <= frame_ns):
             return Choice(Stage.TEXT, text, Why.TEXT)
         if backbone:
@@ -226,20 +225,20 @@ class Chooser:
         that those left out can wait for it.  A small step takes nearly as long as a full one, so it is for emergencies.
         """
         forecast, spec = self._forecast, self._specs[Stage.BACKBONE]
-        rows = min(sum(s.rows for s in backbone), spec.max_rows)
         first = backbone[0]
         danger_ns = work.in_danger_below_ns
         in_danger = 0
         if danger_ns > -NEVER:
             in_danger = sum(s.rows for s in backbone if not s.pending and s.slack_ns < danger_ns)
+        if not in_danger and (first.pending or first.slack_ns == NEVER):
+            return backbone
+        rows = min(sum(s.rows for s in backbone), spec.max_rows)
         if in_danger:
             least = min(in_danger, rows)
             limit_ns = forecast.frame_ns(least) * 5 // 4
-        elif not first.pending:
+        else:
             least = first.rows
             limit_ns = work.rescue_ns + first.slack_ns
-        else:
-            return backbone
         if forecast.frame_ns(rows) <= limit_ns:
             return backbone
         fitting = [
@@ -268,12 +267,12 @@ class Chooser:
         frames = self._ready_rung(due[0])
         spec = self._specs[Stage.CODEC]
         rows = [s for s in due if self._ready_rung(s) == frames][: spec.max_rows]
-        if self._policy.rescues and work.backbone:
+        if self._policy.rescues and work.fills:
             taken = {s.id for s in rows}
             ladder = self._policy.ladder
             ready = [
                 s
-                for s in work.backbone
+                for s in work.fills
                 if s.made - s.delivered >= frames and s.id not in taken and largest_rung(ladder, s.pending) == frames
             ]
             soon_ns = 2 * (self._survey.frame_cost_ns + self._survey.codec_cost_ns + self._policy.guard_ns)
@@ -284,7 +283,7 @@ class Chooser:
 
     def _ready_rung(self, s: Stream) -> int:
         """Frames of the chunk to decode now."""
-        return largest_rung(self._policy.ladder, min(s.pending, self.longest_chunk(s)))
+        return self._rungs[min(s.made - s.delivered, self.longest_chunk(s))]
 
     # ---- other policies ----------------------------------------------------------------------------------------------
 
@@ -292,7 +291,7 @@ class Chooser:
         """A step for whoever comes first in the policy's order, with all who need the same stage, in that order."""
         rank = self._rank(now)
         codec = work.codec
-        backbone = work.backbone
+        backbone = work.begins + work.fills
         if self._policy.order is Order.CRITICAL and backbone and not any(self._is_critical(s, now) for s in codec):
             # Nobody's sound is short, so the codec waits for somebody's to be; then all ride along.
             codec = []
@@ -346,10 +345,6 @@ class Chooser:
         silence_us = max(0, HORIZON_NS - self._lead_ns(s, now)) // 1_000
         expected_us = (s.delivered * self._frame_ns + HORIZON_NS) // 1_000
         return 1_000_000_000 * silence_us**2 // expected_us**2
-
-
-def _frameless_first(s: Stream) -> tuple[bool, int, int]:
-    return s.made > s.delivered, s.slack_ns, s.id
 
 
 def _why_decode(first: Stream, work: Work) -> Why:

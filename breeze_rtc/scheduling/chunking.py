@@ -38,7 +38,10 @@ def longest_chunk(ladder: tuple[int, ...], frame_ns: int, lead_cap_ns: int | Non
 
 def next_rung(ladder: tuple[int, ...], *, last: int, longest: int) -> int:
     """Frames of the chunk after one of `last`, whatever the slack: one rung more, and not beyond `longest`."""
-    return next((rung for rung in ladder if last < rung <= longest), max(ladder[0], largest_rung(ladder, longest)))
+    for rung in ladder:
+        if last < rung <= longest:
+            return rung
+    return max(ladder[0], largest_rung(ladder, longest))
 
 
 def next_chunk(
@@ -55,14 +58,11 @@ def next_chunk(
     Grows by one rung at a time and not beyond `longest`; falls back at once when there is no room.
     codec_cost_ns(frames) is the time of the codec step that carries the chunk.
     """
-    best = ladder[0]
-    for rung in ladder:
-        if rung > longest or rung * frame_cost_ns + codec_cost_ns(rung) > room_ns:
-            break
-        best = rung
-        if rung > last:
-            break
-    return best
+    longest = min(longest, next_rung(ladder, last=last, longest=longest))
+    for rung in reversed(ladder):
+        if rung <= longest and rung * frame_cost_ns + codec_cost_ns(rung) <= room_ns:
+            return rung
+    return ladder[0]
 
 
 def flush_at(deadline_ns: int, frame_cost_ns: int, codec_cost_ns: int, guard_ns: int) -> int:

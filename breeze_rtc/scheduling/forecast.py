@@ -27,9 +27,12 @@ class Forecast:
         # (rows, units) of each stage, and rows of a frame.
         self._stages: dict[Stage, dict[tuple[int, int], int]] = {stage: {} for stage in Stage}
         self._frames: dict[int, int] = {}
+        # Goes up with everything that is forgotten.
+        self.version = 0
 
     def forget(self, stage: Stage) -> None:
         """The stage has run: its times may have changed."""
+        self.version += 1
         self._stages[stage].clear()
         if stage is Stage.BACKBONE or stage is Stage.DEPTH:
             self._frames.clear()

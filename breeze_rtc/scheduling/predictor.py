@@ -53,11 +53,11 @@ class Predictor:
         "_deliveries",
         "_dry_ns",
         "_estimate_ns",
+        "_granted_ns",
         "_heard",
         "_path_ns",
         "_sample_rate",
         "delivered",
-        "fading",
         "fresh_ns",
         "has_report",
         "is_held",
@@ -85,11 +85,24 @@ class Predictor:
         # The listener said that it is not playing.  Stays until it says otherwise: a frozen page cannot report.
         self.is_held = False
 
-        # The deadline is fresh_ns until stale_ns; from then on that of the last entry (since when, deadline) of
-        # `fading` whose time has come.  Each is earlier than the one before.
+        # The deadline is fresh_ns until stale_ns; from then on see `fading`.
         self.fresh_ns = 0
         self.stale_ns = _NEVER
-        self.fading: tuple[tuple[int, int], ...] = ()
+        # What a report granted beyond the estimate, and the guard.
+        self._granted_ns = 0
+
+    @property
+    def fading(self) -> tuple[tuple[int, int], ...]:
+        """(since when, deadline) as the last report grows old; each is earlier than the one before."""
+        if not self.has_report:
+            return ()
+        return tuple(
+            (
+                self.stale_ns + step * (STALE_NS - FADE_NS) // (FADE_STEPS - 1),
+                self.fresh_ns - self._granted_ns * (step + 1) // FADE_STEPS,
+            )
+            for step in range(FADE_STEPS)
+        )
 
     def dry_at(self, now: int) -> int:
         """Deadline of the next chunk: delivered later, the sound breaks.  Meaningless before the first delivery."""
@@ -145,7 +158,12 @@ class Predictor:
         if self.has_report and at_ns < self._at_ns:
             return None
         expected_ns = self.fresh_ns
-        since = [entry for entry in self._deliveries if entry[0] > at_ns]
+        since = []
+        for entry in reversed(self._deliveries):
+            if entry[0] <= at_ns:
+                break
+            since.append(entry)
+        since.reverse()
         _, _, delivered, estimate_ns = since[0] if since else (0, 0, self.delivered, self._estimate_ns)
         most = self._heard_at_most(at_ns, delivered, estimate_ns) + self._gained_by_drift(at_ns)
         self._heard = max(self._heard, min(report.heard_samples, most, delivered))
@@ -192,14 +210,7 @@ class Predictor:
         self.fresh_ns = self._dry_ns - self._path_ns
         self.stale_ns = self._at_ns + FADE_NS
         # Silence gives no right to be later.
-        granted_ns = max(0, self.fresh_ns - self._estimate_ns + STALE_GUARD_NS)
-        self.fading = tuple(
-            (
-                self.stale_ns + step * (STALE_NS - FADE_NS) // (FADE_STEPS - 1),
-                self.fresh_ns - granted_ns * (step + 1) // FADE_STEPS,
-            )
-            for step in range(FADE_STEPS)
-        )
+        self._granted_ns = max(0, self.fresh_ns - self._estimate_ns + STALE_GUARD_NS)
 
     def _heard_at_most(self, at_ns: int, delivered: int, estimate_ns: int) -> int:
         """What the listener without buffer and network has heard of `delivered` samples that end at `estimate_ns`."""

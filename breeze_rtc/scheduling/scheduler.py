@@ -292,6 +292,8 @@ class Scheduler:
         stage, streams = step.stage, self._streams
         self._costs.observe(stage, step.bucket, _units(step, streams), result.duration_ns)
         self._forecast.forget(stage)
+        self._survey.look_up_costs()
+        is_depth = stage is Stage.DEPTH
         results = {row.stream: row for row in result.rows}
         for row in step.rows:
             s = streams[row.stream]
@@ -302,12 +304,10 @@ class Scheduler:
                 self._free(s)
             elif row_result.error:
                 self._fail(s, stage, row_result.error)
-            elif stage is Stage.DEPTH:
+            elif is_depth:
                 s.made += 1
             else:
                 self._apply(s, stage, row, row_result, now)
-                if s.is_finished:
-                    self._finish(s)
 
     # ---- outputs -----------------------------------------------------------------------------------------------------
 
@@ -332,10 +332,8 @@ class Scheduler:
         if self._half_made:
             # A frame half made is of use to nobody.
             half_made = self._half_made
-            if len(half_made) > 1:
-                half_made.sort(key=lambda s: (s.slack_ns, s.id))
             depth = self._issue(Choice(Stage.DEPTH, half_made, Why.COMPLETES_FRAMES))
-            self._half_made = [s for s in half_made if s.out is None]
+            self._half_made = [s for s in half_made if s.out is None] if len(depth.rows) < len(half_made) else []
             return depth
         work = self._survey.look(now)
         choice = self._chooser.choose(work, now)
@@ -349,7 +347,7 @@ class Scheduler:
         for s in self._streams.values():
             if s.is_cancelled:
                 continue
-            is_due = self._survey.due_at(s) <= now
+            is_due = self._survey.is_due(s, now)
             if not s.has_spoken and (is_due or s.out is not None):
                 waiting_ns[s.priority] = max(waiting_ns[s.priority], now - s.ready_ns)
             slack_ns = self._survey.slack(s, now)
@@ -389,75 +387,96 @@ class Scheduler:
     def _issue(self, choice: Choice, work: Work | None = None) -> Step:
         """Make the step of as many streams, in order, as the stage's limits hold; at least the first goes in."""
         stage = choice.stage
-        spec = self._specs[stage]
-        most_tokens = min(choice.tokens, spec.max_tokens) if choice.tokens else spec.max_tokens
-        takes_pages = stage is Stage.PREFILL or stage is Stage.BACKBONE
-        # Text and sound have one row per stream.
-        is_wide = takes_pages or stage is Stage.DEPTH
-        step_id = self._next_id
-        rows: list[Row] = []
-        used = tokens = 0
-        for s in choice.streams:
-            width = s.rows if is_wide else 1
-            if rows and used + width > spec.max_rows:
-                continue
-            start, count = self._extent(s, stage, choice.frames)
-            if most_tokens:
-                if stage is Stage.PREFILL:
-                    count = min(count, max(1, (most_tokens - tokens) // width))
-                if rows and tokens + count * width > most_tokens:
-                    continue
-            new_pages: tuple[int, ...] = ()
-            if takes_pages:
-                s.positions += count
-                if s.positions > s.page_room:
-                    pages = pages_for(s.positions, self._page_tokens, s.rows)
-                    new_pages = self._pages.take(pages - len(s.pages))
-                    s.pages.extend(new_pages)
-                    s.page_room = pages // s.rows * self._page_tokens
-            s.out = stage
-            s.served = step_id
-            rows.append(Row(s.id, s.slot, start, count, new_pages))
-            used += width
-            tokens += count * width
+        if stage <= Stage.PREFILL:
+            rows, used = self._rows_of_tokens(choice)
+        else:
+            rows, used = self._rows_of_frames(choice)
         slack_ns = first_sound_ns = None
         if work is not None:
             slack_ns = None if work.tightest_ns == NEVER else work.tightest_ns
             first_sound_ns = work.first_sound_ns
-        step = Step(step_id, stage, tuple(rows), bucket_of(spec, used), choice.why, slack_ns, first_sound_ns)
+        bucket = bucket_of(self._specs[stage], used)
+        step = Step(self._next_id, stage, tuple(rows), bucket, choice.why, slack_ns, first_sound_ns)
         self._next_id += 1
-        self._out[step_id] = step
+        self._out[step.id] = step
         return step
 
-    def _extent(self, s: Stream, stage: Stage, frames: int) -> tuple[int, int]:
-        """(start, count) of the stream's next row in a stage."""
-        if stage is Stage.TEXT:
-            return s.encoded, s.segments[0]
-        if stage is Stage.PREFILL:
-            return s.positions, s.prompt - s.positions
-        if stage is Stage.BACKBONE:
-            return s.started, 1
-        if stage is Stage.DEPTH:
-            return s.made, 1
-        return s.delivered, frames
+    def _rows_of_tokens(self, choice: Choice) -> tuple[list[Row], int]:
+        """Rows that share the tokens of one TEXT or PREFILL step, and how much of the bucket they take."""
+        stage, spec = choice.stage, self._specs[choice.stage]
+        most_tokens = min(choice.tokens, spec.max_tokens) if choice.tokens else spec.max_tokens
+        rows: list[Row] = []
+        used = tokens = 0
+        for s in choice.streams:
+            if stage is Stage.TEXT:
+                width, start, count = 1, s.encoded, s.segments[0]
+            else:
+                width, start, count = s.rows, s.positions, s.prompt - s.positions
+                if most_tokens:
+                    count = min(count, max(1, (most_tokens - tokens) // width))
+            if rows and (used + width > spec.max_rows or (most_tokens and tokens + count * width > most_tokens)):
+                continue
+            new_pages = self._grow(s, count) if stage is Stage.PREFILL else ()
+            s.out, s.served = stage, self._next_id
+            rows.append(Row(s.id, s.slot, start, count, new_pages))
+            used += width
+            tokens += count * width
+        return rows, used
+
+    def _rows_of_frames(self, choice: Choice) -> tuple[list[Row], int]:
+        """Rows of one BACKBONE, DEPTH or CODEC step, all with the same number of frames, and how many there are."""
+        stage, frames, step_id = choice.stage, choice.frames, self._next_id
+        max_rows = self._specs[stage].max_rows
+        is_backbone, is_codec = stage is Stage.BACKBONE, stage is Stage.CODEC
+        rows: list[Row] = []
+        used = 0
+        for s in choice.streams:
+            # Sound has one row per stream.
+            width = 1 if is_codec else s.rows
+            if used + width > max_rows:
+                continue
+            # A frame that DEPTH completes has been started: its number is that of the frames made.
+            start = s.delivered if is_codec else s.made
+            new_pages = self._grow(s, 1) if is_backbone else ()
+            if s.rests_until:
+                self._survey.touch(s)
+            s.out, s.served = stage, step_id
+            rows.append(Row(s.id, s.slot, start, frames, new_pages))
+            used += width
+        return rows, used
+
+    def _grow(self, s: Stream, positions: int) -> tuple[int, ...]:
+        """So many positions more in the KV cache; returns the pages that this takes."""
+        s.positions += positions
+        if s.positions <= s.page_room:
+            return ()
+        pages = pages_for(s.positions, self._page_tokens, s.rows)
+        new_pages = self._pages.take(pages - len(s.pages))
+        s.pages.extend(new_pages)
+        s.page_room = pages // s.rows * self._page_tokens
+        return new_pages
 
     def _apply(self, s: Stream, stage: Stage, row: Row, result: RowResult, now: int) -> None:
         """Move the stream on by what a row of it did."""
-        if stage is Stage.TEXT:
+        if stage is Stage.CODEC:
+            self._deliver(s, row.count, result.samples, now)
+        elif stage is Stage.TEXT:
             s.segments.popleft()
             s.encoded += row.count
             self._feed(s)
-        elif stage is Stage.CODEC:
-            self._deliver(s, row.count, result.samples, now)
-        elif stage is Stage.BACKBONE or s.positions == s.prompt:
-            if result.ended:
-                s.speech_ended = True
-                return
+        elif stage is Stage.PREFILL and s.positions < s.prompt:
+            return
+        elif result.ended:
+            s.speech_ended = True
+        else:
             s.started += 1
             self._half_made.append(s)
             # Nobody waits for what will never come.
             if result.wants_text and not s.is_text_complete:
                 s.starved_at = s.encoded
+            return
+        if s.is_finished:
+            self._finish(s)
 
     def _wait_begins(self, s: Stream, now: int) -> None:
         """Text has come: a first sound that waited for nothing else counts its wait for others from here."""
@@ -489,12 +508,7 @@ class Scheduler:
         if not policy.chunk_by_slack:
             s.target = next_rung(ladder, last=last, longest=longest)
             return
-        streams = len(self._streams)
-        frame_cost_ns = self._forecast.frame_ns(streams)
-
-        def codec_cost_ns(rung: int) -> int:
-            return self._forecast.codec_ns(streams, rung)
-
+        frame_cost_ns, codec_cost_ns = self._survey.frame_cost_ns, self._survey.chunk_cost_ns
         s.recovers = late_ns > 0 and not s.recovers
         if s.recovers:
             s.target = recovery_chunk(
@@ -563,11 +577,9 @@ class Scheduler:
 
 def _units(step: Step, streams: Mapping[int, Stream]) -> int:
     """What the time of a step depends on besides its bucket; see `costs.size_of`."""
-    if step.stage is Stage.CODEC:
-        return step.rows[0].count
     if step.stage is Stage.PREFILL:
         return sum(row.count * streams[row.stream].rows for row in step.rows)
-    return sum(row.count for row in step.rows)
+    return sum(row.count for row in step.rows) if step.stage is Stage.TEXT else step.rows[0].count
 
 
 def _stage_name(s: Stream, is_due: bool) -> str:

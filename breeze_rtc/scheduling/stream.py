@@ -56,6 +56,7 @@ class Stream:
         "listener",
         "made",
         "max_frames",
+        "may_begin_at",
         "opened",
         "out",
         "page_room",
@@ -150,8 +151,10 @@ class Stream:
         # The stage of the step that is out with this stream in it.
         self.out: Stage | None = None
         self.is_cancelled = False
-        # It need not be looked at before this time; 0 while it is looked at at every decision.  The survey's own.
+        # For the survey: it need not be looked at before `rests_until`, 0 while it is looked at at every decision; and
+        # from when on, while it rests, it may begin its next chunk.
         self.rests_until = 0
+        self.may_begin_at = NEVER
         # Time to spare before the next sound must start to be made, as of the last look.  NEVER where none is owed.
         self.slack_ns = NEVER
 
@@ -204,6 +207,6 @@ class Stream:
     @property
     def is_finished(self) -> bool:
         """Every frame there will ever be has been delivered, or there was nothing to say."""
-        if self.is_generated:
-            return self.delivered == self.started
-        return self.is_text_complete and self.tokens == 0
+        if self.started > self.delivered:
+            return False
+        return self.is_generated or (self.tokens == 0 and self.is_text_complete)

@@ -22,8 +22,9 @@ class Work:
     """What one look at the streams found."""
 
     __slots__ = (
-        "backbone",
+        "begins",
         "codec",
+        "fills",
         "first_sound_ns",
         "frame_ns",
         "in_danger_below_ns",
@@ -45,10 +46,11 @@ class Work:
         self.in_danger_below_ns = -NEVER
         # Not spoken yet, and something to run.
         self.new: list[Stream] = []
-        # Spoken: text to encode, frames to decode, frames to start.
+        # Spoken: text to encode; frames to decode; a frame to start, with none in hand or with some.
         self.text: list[Stream] = []
         self.codec: list[Stream] = []
-        self.backbone: list[Stream] = []
+        self.begins: list[Stream] = []
+        self.fills: list[Stream] = []
 
 
 class Survey:
@@ -57,23 +59,28 @@ class Survey:
     def __init__(self, policy: Policy, forecast: Forecast, *, frame_ns: int) -> None:
         """frame_ns: what one codec frame lasts."""
         self._policy = policy
+        self._lead_cap_ns = policy.lead_cap_ns
+        self._flushes_early = policy.flushes_early
         self._forecast = forecast
         self._frame_ns = frame_ns
         self._awake: dict[int, Stream] = {}
         self._resting: dict[int, Stream] = {}
         # (time, stream id), the earliest first; out of date where it is not the `rests_until` of the stream.
         self._alarms: list[tuple[int, int]] = []
-        # Predicted time with all open streams in it: of one frame, of a one-frame codec step, and of one of each
-        # size; and whether a frame for two takes less than two frames.
+        # Predicted time with all open streams in it: of one frame, of a one-frame codec step, and of those sizes that
+        # somebody asked for; and whether a frame for two takes less than two frames.
         self.frame_cost_ns = 0
         self.codec_cost_ns = 0
-        self._chunk_costs_ns: dict[int, int] = dict.fromkeys((1, *policy.ladder), 0)
+        self._chunk_costs_ns: dict[int, int] = {}
         self._batching_saves = False
+        # How long before the deadline a chunk is sent that would be full too late.
+        self._flush_ns = 0
+        self._costs_are_for = (0, -1)
 
     def touch(self, s: Stream) -> None:
-        """The stream is new, or something has happened to it: look at it at the next decision."""
+        """The stream is new, or something happens to it: look at it at the next decision."""
         if s.rests_until:
-            self._resting.pop(s.id, None)
+            del self._resting[s.id]
             s.rests_until = 0
         self._awake[s.id] = s
 
@@ -84,76 +91,99 @@ class Survey:
 
     def look(self, now: int) -> Work:
         """Sort the streams by what they can do, and find their slack.  Every stream that is due is in a list."""
-        self._ring(now)
+        alarms = self._alarms
+        while alarms and alarms[0][0] <= now:
+            s = self._asleep_until(*heappop(alarms))
+            if s is not None:
+                self.touch(s)
         self.look_up_costs()
-        codec_cost_ns, chunk_costs_ns = self.codec_cost_ns, self._chunk_costs_ns
-        soon_ns = 2 * self.frame_cost_ns
+        codec_cost_ns, soon_ns = self.codec_cost_ns, 2 * self.frame_cost_ns
         work = Work()
+        tightest_ns = NEVER
         frameless: list[Stream] = []
         rests: list[Stream] = []
-        beginners: list[Stream] = []
         one_must_begin = False
         rows_soon = 0
         for s in self._awake.values():
-            s.slack_ns = NEVER
-            if not s.delivered:
-                if s.out is None and s.made == s.started:
+            made, delivered = s.made, s.delivered
+            if not delivered:
+                s.slack_ns = NEVER
+                if s.out is None and made == s.started:
                     if can_start(s):
                         work.new.append(s)
                     else:
-                        s.rests_until = NEVER
+                        s.rests_until = s.may_begin_at = NEVER
                         rests.append(s)
                 continue
             listener = s.listener
             deadline_ns = listener.fresh_ns if now < listener.stale_ns else listener.dry_at(now)
-            if not listener.is_held:
-                spare_ns = deadline_ns + s.ease_ns - now - codec_cost_ns
-                if s.made > s.delivered:
-                    if s.made - s.delivered >= s.target:
-                        spare_ns += codec_cost_ns - chunk_costs_ns[s.target]
-                    s.slack_ns = spare_ns
-                    work.tightest_ns = min(work.tightest_ns, spare_ns)
-                elif s.starved_at is None or s.segments:
-                    s.slack_ns = spare_ns
-                    frameless.append(s)
-                    if spare_ns < soon_ns:
-                        rows_soon += s.rows
-            if s.out is not None or s.made < s.started:
+            pending = made - delivered
+            spare_ns = deadline_ns + s.ease_ns - now - codec_cost_ns
+            if listener.is_held:
+                s.slack_ns = NEVER
+            elif pending:
+                if pending >= s.target:
+                    spare_ns += codec_cost_ns - self.chunk_cost_ns(s.target)
+                s.slack_ns = spare_ns
+                if spare_ns < tightest_ns:  # noqa: PLR1730 (a call takes longer, and this is the innermost loop)
+                    tightest_ns = spare_ns
+            elif s.starved_at is None or s.segments:
+                s.slack_ns = spare_ns
+                frameless.append(s)
+                if spare_ns < soon_ns:
+                    rows_soon += s.rows
+            else:
+                s.slack_ns = NEVER
+            if s.out is not None or made < s.started:
                 continue
-            can_encode = bool(s.segments) and s.can_encode
+            can_encode = s.segments and s.can_encode
             if can_encode:
                 work.text.append(s)
-            decode_at, generate_at, may_generate_at = self._sound_due_at(s, deadline_ns)
+            is_open = made < s.max_frames and not s.speech_ended and s.starved_at is None and not listener.is_held
+            if is_open and 0 < pending < s.target:
+                # In the middle of a chunk: the most frequent case of `_sound_due_at`, without the call.
+                work.fills.append(s)
+                if deadline_ns - self._flush_ns <= now and self._flushes_early and not s.recovers:
+                    work.codec.append(s)
+                continue
+            decode_at, must_begin_at, may_begin_at = self._sound_due_at(s, pending, deadline_ns)
             if decode_at <= now:
                 work.codec.append(s)
-            if not may_generate_at:
-                work.backbone.append(s)
-            elif may_generate_at <= now:
-                beginners.append(s)
-                one_must_begin = one_must_begin or generate_at <= now
-            elif s.made == s.delivered and not can_encode:
-                s.rests_until = min(may_generate_at, listener.changes_at(now))
+            if must_begin_at <= now:
+                (work.fills if pending else work.begins).append(s)
+                if may_begin_at:
+                    one_must_begin = True
+            elif not pending and not can_encode:
+                s.may_begin_at = may_begin_at
+                s.rests_until = min(must_begin_at, listener.changes_at(now))
                 rests.append(s)
-        if one_must_begin:
-            work.backbone += beginners
-        # The step that would save those without a frame carries those who need it soon, not everybody.
-        work.rescue_ns = self._forecast.frame_ns(max(1, rows_soon)) if frameless else 0
-        for s in frameless:
-            s.slack_ns -= work.rescue_ns
-            work.tightest_ns = min(work.tightest_ns, s.slack_ns)
         for s in rests:
             del self._awake[s.id]
             self._resting[s.id] = s
             if s.rests_until < NEVER:
-                heappush(self._alarms, (s.rests_until, s.id))
-        if work.new:
+                heappush(alarms, (s.rests_until, s.id))
+        if one_must_begin:
             for s in self._resting.values():
-                work.tightest_ns = min(work.tightest_ns, self.slack(s, now))
+                if s.may_begin_at <= now:
+                    s.slack_ns = s.listener.dry_at(now) + s.ease_ns - now - codec_cost_ns
+                    frameless.append(s)
+                    work.begins.append(s)
+        # The step that would save those without a frame carries those who need it soon, not everybody.
+        work.rescue_ns = self._forecast.frame_ns(max(1, rows_soon)) if frameless else 0
+        for s in frameless:
+            s.slack_ns -= work.rescue_ns
+            tightest_ns = min(tightest_ns, s.slack_ns)
+        if work.new:
+            tightest_ns = min(tightest_ns, min((self.slack(s, now) for s in self._resting.values()), default=NEVER))
+        work.tightest_ns = tightest_ns
         return work
 
     def chunk_cost_ns(self, frames: int) -> int:
         """Predicted time of a codec step for chunks of this size, with as many open streams in it as it holds."""
-        return self._forecast.codec_ns(len(self._awake) + len(self._resting), frames)
+        time_ns = self._chunk_costs_ns.get(frames)
+        if time_ns is None:
+            time_ns = self._chunk_costs_ns[frames] = self._forecast.codec_ns(self._costs_are_for[0], frames)
+        return time_ns
 
     def bring_forward(self, work: Work, danger_ns: int) -> None:
         """Streams with less slack than `danger_ns` may send the frames they have in hand, chunk full or not."""
@@ -177,12 +207,33 @@ class Survey:
         frame_ns = 0 if has_frames else self._forecast.frame_ns(1)
         return s.listener.dry_at(now) + s.ease_ns - now - self.codec_cost_ns - frame_ns
 
-    def due_at(self, s: Stream) -> int:
+    def wake_at(self) -> int:
+        """When the first stream is due; NEVER if none will be."""
+        self.look_up_costs()
+        at_ns = min(map(self._due_at, self._awake.values()), default=NEVER)
+        alarms = self._alarms
+        while alarms:
+            alarm_ns, stream = alarms[0]
+            s = self._asleep_until(alarm_ns, stream)
+            if s is None:
+                heappop(alarms)
+            elif self._due_at(s) <= alarm_ns:
+                return min(at_ns, alarm_ns)
+            else:
+                # What comes next is a report growing old, and perhaps nothing will be due then.
+                return min(at_ns, *(max(s.rests_until, self._due_at(s)) for s in self._resting.values()))
+        return at_ns
+
+    def is_due(self, s: Stream, now: int) -> bool:
+        """The stream by itself makes a step necessary."""
+        self.look_up_costs()
+        return self._due_at(s) <= now
+
+    def _due_at(self, s: Stream) -> int:
         """The first time at which the stream by itself makes a step necessary, if nothing else happens; NEVER if none.
 
         Without any input the deadline changes only as the last report grows old.  It only moves forward then, and no
         time below is later for an earlier deadline; so a time found before such a moment stays right after it.
-        Call `look_up_costs` first.
         """
         if s.out is not None:
             return NEVER
@@ -190,73 +241,66 @@ class Survey:
             return 0
         if not s.delivered:
             return 0 if can_start(s) else NEVER
-        listener = s.listener
-        decode_at, generate_at, _ = self._sound_due_at(s, listener.fresh_ns)
-        due_ns = min(decode_at, generate_at)
+        listener, pending = s.listener, s.pending
+        decode_at, must_begin_at, _ = self._sound_due_at(s, pending, listener.fresh_ns)
+        due_ns = min(decode_at, must_begin_at)
         for since_ns, deadline_ns in listener.fading:
             if due_ns < since_ns:
                 break
-            decode_at, generate_at, _ = self._sound_due_at(s, deadline_ns)
-            due_ns = max(since_ns, min(decode_at, generate_at))
+            decode_at, must_begin_at, _ = self._sound_due_at(s, pending, deadline_ns)
+            due_ns = max(since_ns, min(decode_at, must_begin_at))
         return due_ns
 
-    def wake_at(self) -> int:
-        """When the first stream is due; NEVER if none will be."""
-        self.look_up_costs()
-        at_ns = min(map(self.due_at, self._awake.values()), default=NEVER)
-        return min(at_ns, min(map(self.due_at, self._resting.values()), default=NEVER))
-
     def look_up_costs(self) -> None:
-        """Predict what the times below are reckoned with."""
+        """Predict what the times here are reckoned with, if it may have changed."""
         forecast = self._forecast
         streams = max(1, len(self._awake) + len(self._resting))
+        if self._costs_are_for == (streams, forecast.version):
+            return
+        self._costs_are_for = (streams, forecast.version)
         self.frame_cost_ns = forecast.frame_ns(streams)
-        for frames in self._chunk_costs_ns:
-            self._chunk_costs_ns[frames] = forecast.codec_ns(streams, frames)
-        self.codec_cost_ns = self._chunk_costs_ns[1]
+        self.codec_cost_ns = forecast.codec_ns(streams)
+        self._chunk_costs_ns.clear()
+        self._flush_ns = -flush_at(0, self.frame_cost_ns, self.codec_cost_ns, self._policy.guard_ns)
         self._batching_saves = self._policy.waits_for_rows and forecast.frame_ns(2) < 2 * forecast.frame_ns(1)
 
-    def _ring(self, now: int) -> None:
-        """Wake those whose time has come."""
-        alarms = self._alarms
-        while alarms and alarms[0][0] <= now:
-            at_ns, stream = heappop(alarms)
-            s = self._resting.get(stream)
-            if s is not None and s.rests_until == at_ns:
-                self.touch(s)
+    def _asleep_until(self, at_ns: int, stream: int) -> Stream | None:
+        """The stream of an alarm that is not out of date."""
+        s = self._resting.get(stream)
+        return s if s is not None and s.rests_until == at_ns else None
 
-    def _sound_due_at(self, s: Stream, deadline_ns: int) -> tuple[int, int, int]:
+    def _sound_due_at(self, s: Stream, pending: int, deadline_ns: int) -> tuple[int, int, int]:
         """For a stream that has spoken: when its frames should go to CODEC; when BACKBONE should start its next
         frame; when it may, riding in a step that runs anyway.
 
         A chunk may be begun when it will end below the lead cap, and once begun is completed.  If a frame for two takes
         less than two frames, it need not be begun yet: whoever may waits for the first who must, so that they run
-        together, and the machine is free for first sounds in between.
+        together, and the machine is free for first sounds in between.  Nobody's slack ends meanwhile: what is left of
+        the cap lasts longer than the chunk, and on a machine that keeps up, a chunk lasts longer than its making.
         """
-        pending = s.made - s.delivered
         if s.speech_ended or s.started >= s.max_frames:
             # Even if the listener is paused: then the stream ends, and what it holds is free.
             return 0 if pending else NEVER, NEVER, NEVER
         if s.listener.is_held:
             return NEVER, NEVER, NEVER
-        target = s.target
-        if pending >= target:
+        is_full = pending >= s.target
+        if is_full:
             decode_at = 0
-        elif not pending or (s.starved_at is None and (s.recovers or not self._policy.flushes_early)):
+        elif not pending or (s.starved_at is None and (s.recovers or not self._flushes_early)):
             decode_at = NEVER
         else:
-            decode_at = flush_at(deadline_ns, self.frame_cost_ns, self.codec_cost_ns, self._policy.guard_ns)
+            decode_at = deadline_ns - self._flush_ns
         if s.starved_at is not None:
             return decode_at, NEVER, NEVER
-        lead_cap_ns = self._policy.lead_cap_ns
-        if 0 < pending < target or not s.interactive or lead_cap_ns is None:
+        if pending and not is_full:
             return decode_at, 0, 0
-        chunk_ns = target * self._frame_ns
-        may_at = deadline_ns + pending * self._frame_ns + chunk_ns - lead_cap_ns
+        lead_cap_ns = self._lead_cap_ns
+        if lead_cap_ns is None or not s.interactive:
+            return decode_at, 0, 0
+        may_at = deadline_ns + (pending + s.target) * self._frame_ns - lead_cap_ns
         if not self._batching_saves:
             return decode_at, may_at, may_at
-        latest_ns = deadline_ns - target * self.frame_cost_ns - self.codec_cost_ns - self._policy.guard_ns
-        return decode_at, max(may_at, min(deadline_ns - lead_cap_ns // LEAST_LEAD_SHARE, latest_ns)), may_at
+        return decode_at, max(may_at, deadline_ns - lead_cap_ns // LEAST_LEAD_SHARE), may_at
 
 
 def can_start(s: Stream) -> bool:

@@ -705,10 +705,10 @@ def test_a_listener_with_a_buffer_is_fed_later() -> None:
     desk.until(2_000)
     before = desk.scheduler.wake_at()
     assert before is not None
-    desk.report(1, heard_ms=(desk.now // MS) - 268)
+    desk.report(1, heard_ms=(desk.now // MS) - 168)
     after = desk.scheduler.wake_at()
     assert after is not None
-    assert 200 * MS <= after - before <= 300 * MS
+    assert 100 * MS <= after - before <= 200 * MS
 
 
 def test_silence_brings_a_resting_stream_back_as_its_report_grows_old() -> None:
