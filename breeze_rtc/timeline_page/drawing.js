@@ -101,15 +101,16 @@ function drawMachine(c, width) {
   c.fillRect(0, TOP - 1, width, 1);
   c.textAlign = "left";
   c.fillStyle = colour["ink-2"];
+  // One step more on either side: the time before the last may be in sight.
   const first = firstStep(view.from);
-  const visible = lowerBound(steps.begin, view.to) - first;
+  const last = Math.min(lowerBound(steps.begin, view.to) + 1, steps.count);
   c.fillText(isFine() ? "Machine: steps back to back" : "Machine: share of time per stage", 8, AXIS + 12);
   c.fillStyle = colour.paper;
   c.fillRect(Math.max(0, xOf(0)), BAR.top, Math.max(0, xOf(data.span) - Math.max(0, xOf(0))), BAR.height);
   if (!isFine()) {
     drawShares(c, stageShares(view.from, view.to, Math.ceil(width)), Math.ceil(width), BAR.top, BAR.height);
   } else {
-    for (let i = first; i < first + visible; i++) {
+    for (let i = first; i < last; i++) {
       const x = xOf(steps.begin[i]);
       const wide = Math.max(1, xOf(ranUntil(i)) - x);
       c.fillStyle = colour.stage[steps.stage[i]];

@@ -358,7 +358,7 @@ const KEY = {
     ],
     [
       '<path d="M0 4h4v12H0z" fill="var(--backbone)"/><path d="M14 4h16v12H14z" fill="var(--ink-3)"/>',
-      "Dark: it was time to go on, and the process was not given a processor.",
+      "It was time to go on, and the process was not given a processor.",
     ],
   ],
 };
