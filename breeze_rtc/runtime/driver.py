@@ -43,8 +43,10 @@ from breeze_rtc.scheduling.step import (
     Stage,
     Step,
     StepResult,
+    StreamAdmitted,
     StreamFailed,
     StreamFinished,
+    StreamRefused,
 )
 from breeze_rtc.scheduling.stream import Feed, Priority
 
@@ -89,9 +91,11 @@ class _Sound:
 class _Utterance:
     """One open stream, as the driver sees it."""
 
-    def __init__(self, frontend: TextFrontend, encoder: SpeechEncoder) -> None:
-        self.frontend = frontend
+    def __init__(self, message: Open, encoder: SpeechEncoder) -> None:
+        self.message = message
         self.encoder = encoder
+        # None until there is room for the stream; its text waits here.
+        self.frontend: TextFrontend | None = None
         # White space before the first word: what consists of nothing else is not spoken, whatever the front end thinks.
         self.blank = ""
         self.has_words = False
@@ -169,6 +173,8 @@ class Driver:
         has_fed = self._feed()
         now = self._clock.now()
         step = self._scheduler.next_step(now)
+        # Who waited for room may have begun by it, or been refused; one who begins has text to be fed.
+        self._deliver()
         if step is not None:
             result = self._run(step)
             self._stage_steps[step.stage.name] += 1
@@ -180,7 +186,7 @@ class Driver:
             self._stats_at = now + STATS_EVERY_NS
         if self._stats_at is not None and now >= self._stats_at:
             self._snapshot(now)
-        return has_fed or step is not None
+        return has_fed or step is not None or bool(self._with_text)
 
     def _idle_ns(self) -> int | None:
         """How long there will be nothing to do unless somebody says something."""
@@ -231,22 +237,34 @@ class Driver:
                 interactive=message.interactive,
             )
         except Overloaded as error:
-            self._counts["refused"] += 1
-            self._line.send(Failed(stream, "Overloaded", error.detail, retry_after_s=error.retry_after_s))
+            self._refuse(stream, error)
             return
         except BadRequest as error:
             self._line.send(Failed(stream, type(error).__name__, str(error)))
             return
+        self._utterances[stream] = _Utterance(message, SpeechEncoder(self._executor.sample_rate))
+        if slot is not None:
+            self._admit(stream, slot)
+
+    def _admit(self, stream: int, slot: int) -> None:
+        """There is room for the stream: now its text can be fed."""
+        utterance = self._utterances[stream]
+        message = utterance.message
         try:
-            self._utterances[stream] = _Utterance(
-                self._frontend(message.voice), SpeechEncoder(self._executor.sample_rate)
-            )
+            utterance.frontend = self._frontend(message.voice)
             self._executor.open(stream, slot, seed=message.seed, sampling=message.sampling, voice=message.voice)
         except Exception as error:
             self._fail(stream, Stage.TEXT, error)
+            return
+        if utterance.text or utterance.has_all_text:
+            self._will_feed(stream)
+
+    def _refuse(self, stream: int, refusal: Overloaded) -> None:
+        self._counts["refused"] += 1
+        self._line.send(Failed(stream, "Overloaded", refusal.detail, retry_after_s=refusal.retry_after_s))
 
     def _will_feed(self, stream: int) -> None:
-        if stream not in self._with_text:
+        if self._utterances[stream].frontend is not None and stream not in self._with_text:
             self._with_text.append(stream)
 
     def _feed(self) -> bool:
@@ -257,6 +275,7 @@ class Driver:
         utterance = self._utterances.get(stream)
         if utterance is None:
             return True
+        assert utterance.frontend is not None, "text is fed once there is room"
         is_end = utterance.has_all_text and len(utterance.text) <= 1
         try:
             segments = utterance.frontend.push(utterance.text.popleft()) if utterance.text else []
@@ -316,6 +335,11 @@ class Driver:
         # A stream that fails while its sound is sent may have a later event in this list; `_close` knows it only once.
         for event in self._scheduler.events():
             match event:
+                case StreamAdmitted(stream, slot):
+                    self._admit(stream, slot)
+                case StreamRefused(stream, detail, retry_after_s):
+                    self._close(stream)
+                    self._refuse(stream, Overloaded(detail, retry_after_s))
                 case AudioReady(stream, start_samples):
                     if stream in self._utterances:
                         self._send_audio(stream, start_samples)
@@ -422,6 +446,10 @@ class Driver:
             "free_slots": stats.free_slots,
             "free_pages": stats.free_pages,
             "waiting_ns": list(stats.waiting_ns),
+            # By class; see `scheduling.admission`.
+            "queued": {priority.name.lower(): stats.queued[priority] for priority in Priority},
+            "refused": {priority.name.lower(): stats.refused[priority] for priority in Priority},
+            "is_strained": stats.is_strained,
             "counts": dict(self._counts),
         }
 

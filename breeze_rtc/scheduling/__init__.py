@@ -15,8 +15,10 @@ from .step import (
     StageSpec,
     Step,
     StepResult,
+    StreamAdmitted,
     StreamFailed,
     StreamFinished,
+    StreamRefused,
     Why,
 )
 from .stream import Feed, Priority
@@ -40,8 +42,10 @@ __all__ = [
     "StageSpec",
     "Step",
     "StepResult",
+    "StreamAdmitted",
     "StreamFailed",
     "StreamFinished",
+    "StreamRefused",
     "StreamStats",
     "TraceWriter",
     "Why",

@@ -1,26 +1,62 @@
-"""May one more stream start?
+"""May one more stream start without making a deadline of anybody infeasible?
 
-A slot and worst-case KV pages must be free, beyond those kept for the classes above; and, for a stream that somebody
-listens to, all listeners together must need at most `MAX_LOAD_PERCENT` of this machine, by learnt costs.  Reports have
-no say here: a listener could claim to be always empty.
+Three things must be there:
+
+- a slot and worst-case KV pages, beyond those kept for the classes above;
+- for a stream that somebody listens to, time: all listeners together must need at most `MAX_LOAD_PERCENT` of this
+  machine, by learnt costs, in the steady state that every call reaches;
+- and time for its first sound: made in what those who speak already leave of the machine, together with the first
+  sounds that are being made, it must come within what its class can bear.
+
+Where something is missing, `TERMS` says what happens, by class: the others give up some quality, the stream waits, in
+the order of arrival and behind the classes above, or it is refused and told when to come back.  Reports have no say
+here: a listener could claim to be always empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ..errors import Overloaded
+from ..clock import MS, SECOND
 from .costs import CostTable
 from .slots import Pages, Slots
 from .step import Stage, StageSpec
-from .stream import Priority
+from .stream import Priority, Stream
+
+if TYPE_CHECKING:
+    from .forecast import Forecast
 
 MAX_LOAD_PERCENT = 90
 """The rest is for first sounds, which are not part of the steady rate."""
+RELAXED_PERCENT = 80
+"""Quality that was given up comes back below this load: not at once at the limit, or it would come and go."""
 KEPT_SHARE = {Priority.LIVE: 0, Priority.STREAM: 16, Priority.BATCH: 4}
 """One part in this many of the slots and pages is out of reach for the class; 0 keeps nothing back."""
 STEADY_CHUNK = 4
 """Frames per codec step of a stream in full flow; the codec's fixed cost is spread over them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a class gets where there is no room for it."""
+
+    wait_ns: int
+    """It waits at most so long."""
+    degrade_after_ns: int | None
+    """When it has waited so long, those who run give up quality for it (`Admission.is_strained`); None: never."""
+    first_sound_ns: int | None
+    """A first sound that would come later than that had better not begin yet; None: it may take any time."""
+
+
+TERMS = {
+    Priority.LIVE: Terms(wait_ns=500 * MS, degrade_after_ns=0, first_sound_ns=500 * MS),
+    Priority.STREAM: Terms(wait_ns=3 * SECOND, degrade_after_ns=SECOND, first_sound_ns=2 * SECOND),
+    Priority.BATCH: Terms(wait_ns=60 * SECOND, degrade_after_ns=None, first_sound_ns=None),
+}
+MOST_WAITING = 64
+"""Streams of one class that may wait; the next one is refused at once."""
 
 
 def bucket_of(spec: StageSpec, rows: int) -> int:
@@ -40,31 +76,158 @@ def stage_ns(costs: CostTable, specs: Mapping[Stage, StageSpec], stage: Stage, r
 
 
 def load_percent(
-    costs: CostTable, specs: Mapping[Stage, StageSpec], *, backbone_rows: int, streams: int, frame_ns: int
+    stage_ns: Callable[[Stage, int, int], int], *, rows: int, chunks: Mapping[int, int], frame_ns: int
 ) -> int:
     """Time to make one frame for every listener, in percent of the time they take to hear it.
+
+    stage_ns(stage, rows, units): predicted time to take rows through a stage.  rows: backbone rows of all listeners.
+    chunks: frames per codec step -> how many listeners get such chunks.
 
     A batch is taken to cost at most what its rows cost one by one: the small steps are learnt anew whenever a stream
     runs, while a large one that was slow once would otherwise be held against every stream that could teach us better.
     """
 
     def time_ns(stage: Stage, rows: int, units: int = 1) -> int:
-        return min(stage_ns(costs, specs, stage, rows, units), rows * stage_ns(costs, specs, stage, 1, units))
+        return min(stage_ns(stage, rows, units), rows * stage_ns(stage, 1, units))
 
-    codec_ns = time_ns(Stage.CODEC, streams, STEADY_CHUNK) // STEADY_CHUNK
-    return 100 * (time_ns(Stage.BACKBONE, backbone_rows) + time_ns(Stage.DEPTH, backbone_rows) + codec_ns) // frame_ns
+    codec_ns = sum(time_ns(Stage.CODEC, streams, frames) // frames for frames, streams in chunks.items())
+    return 100 * (time_ns(Stage.BACKBONE, rows) + time_ns(Stage.DEPTH, rows) + codec_ns) // frame_ns
 
 
-def admit(*, slots: Slots, pages: Pages, pages_needed: int, priority: Priority, load: int) -> None:
-    """Raise `Overloaded` unless one more stream of this class may start.  Changes nothing.
+class Admission:
+    """Decides who starts, and keeps those who wait."""
 
-    load: percent, with the new stream counted in; 0 for a stream that nobody listens to, which takes what is left
-    over, and for the only listener, who is better served slowly than not at all.
-    """
-    share = KEPT_SHARE[priority]
-    if slots.free <= (slots.count // share if share else 0):
-        raise Overloaded(f"{slots.count - slots.free} of {slots.count} streams are open", retry_after_s=1.0)
-    if pages.unreserved - pages_needed < (pages.count // share if share else 0):
-        raise Overloaded("the memory for one more stream is not free", retry_after_s=1.0)
-    if load > MAX_LOAD_PERCENT:
-        raise Overloaded(f"one more listener would need {load} % of this machine", retry_after_s=2.0)
+    def __init__(
+        self,
+        *,
+        slots: Slots,
+        pages: Pages,
+        forecast: Forecast,
+        frame_ns: int,
+        longest_chunk: Callable[[Stream], int],
+        goes_by_load: bool,
+    ) -> None:
+        """frame_ns: what a codec frame lasts.  longest_chunk(stream): frames of its largest chunk.  goes_by_load: False
+        to look at slots and pages only.
+        """
+        self._slots = slots
+        self._pages = pages
+        self._forecast = forecast
+        self._frame_ns = frame_ns
+        self._longest_chunk = longest_chunk
+        self._goes_by_load = goes_by_load
+        # Those who wait, in the order in which they came; `ready_ns` is when that was.
+        self.waiting: dict[int, Stream] = {}
+        # Streams refused since the start, by class.
+        self.refused = [0] * len(Priority)
+        # Listeners get larger chunks and less lead than they would if there was time; see `Survey` and `next_chunk`.
+        self.is_strained = False
+        # When a stream last gave its slot back, and how long that takes on average.
+        self._left_at = 0
+        self._leaves_every_ns = SECOND
+
+    def lack(self, s: Stream, streams: Iterable[Stream], now: int) -> str:
+        """What is missing for `s` to start beside the open `streams`, as a sentence; empty when nothing is.
+
+        When nothing is if the others give up some quality, they do so from now on.
+        """
+        place = _place(s)
+        ahead = sum(_place(other) < place for other in self.waiting.values())
+        if ahead:
+            return f"{ahead} others wait"
+        share = KEPT_SHARE[s.priority]
+        slots, pages = self._slots, self._pages
+        if slots.free <= (slots.count // share if share else 0):
+            return f"{slots.count - slots.free} of {slots.count} streams are open"
+        if pages.unreserved - s.pages_kept < (pages.count // share if share else 0):
+            return "the memory for one more stream is not free"
+        if s.priority is Priority.BATCH or not self._goes_by_load:
+            return ""
+        heard = [other for other in streams if other.priority is not Priority.BATCH and not other.is_cancelled]
+        if not heard:
+            # The only listener is better served slowly than not at all.
+            return ""
+        return self._lack_of_time(s, heard, now)
+
+    def enqueue(self, s: Stream) -> bool:
+        """Let `s` wait; False, and it is refused, when too many do or it could never begin."""
+        if (
+            s.pages_kept > self._pages.count
+            or sum(other.priority is s.priority for other in self.waiting.values()) >= MOST_WAITING
+        ):
+            self.refused[s.priority] += 1
+            return False
+        self.waiting[s.id] = s
+        return True
+
+    def queued(self) -> tuple[int, ...]:
+        """How many wait, by class."""
+        return tuple(sum(s.priority is priority for s in self.waiting.values()) for priority in Priority)
+
+    def first(self) -> Stream:
+        """Who begins next, of those who wait: the first of the highest class."""
+        return min(self.waiting.values(), key=_place)
+
+    def overdue(self, now: int) -> list[Stream]:
+        """Those who have waited as long as their class may."""
+        return [s for s in self.waiting.values() if now >= s.ready_ns + TERMS[s.priority].wait_ns]
+
+    def refuse(self, s: Stream) -> None:
+        del self.waiting[s.id]
+        self.refused[s.priority] += 1
+
+    def wake_at(self, now: int) -> int | None:
+        """When time alone changes something for those who wait; None when nobody does."""
+        times = [
+            s.ready_ns + after_ns
+            for s in self.waiting.values()
+            for after_ns in (TERMS[s.priority].wait_ns, TERMS[s.priority].degrade_after_ns)
+            if after_ns is not None
+        ]
+        return min((at_ns for at_ns in times if at_ns > now), default=None)
+
+    def left(self, streams: Iterable[Stream], now: int) -> None:
+        """A stream has given back what it held."""
+        self._leaves_every_ns += (now - self._left_at - self._leaves_every_ns) // 8
+        self._left_at = now
+        if self.is_strained:
+            heard = [s for s in streams if s.priority is not Priority.BATCH and not s.is_cancelled]
+            self.is_strained = self._load(heard, is_strained=False) > RELAXED_PERCENT
+
+    def retry_after_s(self, s: Stream) -> float:
+        """When there may be room for one like `s`: as many must leave as wait before it, and one more."""
+        place = _place(s)
+        ahead = sum(_place(other) < place for other in self.waiting.values())
+        return min(60.0, max(1.0, (ahead + 1) * self._leaves_every_ns / SECOND))
+
+    def _lack_of_time(self, s: Stream, heard: list[Stream], now: int) -> str:
+        terms = TERMS[s.priority]
+        is_strained = self.is_strained
+        load = self._load([*heard, s], is_strained=is_strained)
+        if load > MAX_LOAD_PERCENT and not is_strained and terms.degrade_after_ns is not None:
+            is_strained = now >= s.ready_ns + terms.degrade_after_ns
+            load = self._load([*heard, s], is_strained=is_strained)
+        if load > MAX_LOAD_PERCENT:
+            return f"one more listener would need {load} % of this machine"
+        if terms.first_sound_ns is not None:
+            spoken = [other for other in heard if other.has_spoken]
+            starting = [other for other in heard if not other.has_spoken and other.tokens]
+            spare = max(0, 100 - self._load(spoken, is_strained=is_strained))
+            if self._forecast.way_to_sound_ns([*starting, s]) * 100 > terms.first_sound_ns * spare:
+                return f"{len(starting)} others are about to speak, and {spare} % of this machine is left for that"
+        self.is_strained = is_strained
+        return ""
+
+    def _load(self, heard: list[Stream], *, is_strained: bool) -> int:
+        """Percent of this machine that these listeners need."""
+        chunks: dict[int, int] = {}
+        for s in heard:
+            frames = max(STEADY_CHUNK, self._longest_chunk(s)) if is_strained else STEADY_CHUNK
+            chunks[frames] = chunks.get(frames, 0) + 1
+        rows = sum(s.rows for s in heard)
+        return load_percent(self._forecast.stage_ns, rows=rows, chunks=chunks, frame_ns=self._frame_ns) if rows else 0
+
+
+def _place(s: Stream) -> tuple[int, int]:
+    """Where a stream stands in the queue; lower is sooner."""
+    return s.priority, s.opened

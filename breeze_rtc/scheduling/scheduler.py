@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from ..clock import samples_to_ns
 from ..errors import Overloaded
 from ..playback import PlaybackReport
-from .admission import admit, bucket_of, load_percent
+from .admission import Admission, bucket_of
 from .choice import Choice, Chooser
 from .chunking import largest_rung, next_chunk, next_rung, recovery_chunk
 from .costs import CostTable
@@ -43,8 +43,10 @@ from .step import (
     StageSpec,
     Step,
     StepResult,
+    StreamAdmitted,
     StreamFailed,
     StreamFinished,
+    StreamRefused,
     Why,
 )
 from .stream import NEVER, Feed, Priority, Stream
@@ -84,8 +86,12 @@ class SchedulerStats:
     """Per class, how long the first sound that has waited longest has waited."""
     free_slots: int
     free_pages: int
-    refused: int
-    """Streams refused since the start."""
+    queued: tuple[int, ...]
+    """Per class, streams that wait to begin."""
+    refused: tuple[int, ...]
+    """Per class, streams refused since the start."""
+    is_strained: bool
+    """Listeners get larger chunks and less lead than usual, so that one more could begin."""
     step_ratios: Mapping[Stage, Histogram]
     """Duration over prediction of all steps so far, in parts of `costs.ONE`."""
     margins: Mapping[Stage, int]
@@ -127,7 +133,6 @@ class Scheduler:
         self._costs = costs
         self._slots = Slots(slots)
         self._pages = Pages(kv_pages)
-        self._refused = 0
         # By how much reports moved deadlines: the first of a stream, and all others.
         self._moves = (Histogram(MOVE_BOUNDS), Histogram(MOVE_BOUNDS))
 
@@ -144,6 +149,15 @@ class Scheduler:
         self._forecast = Forecast(specs, costs, is_on=rules.predicts)
         self._survey = Survey(rules, self._forecast, frame_ns=self._frame_ns)
         self._chooser = Chooser(specs, rules, self._forecast, self._survey, frame_ns=self._frame_ns)
+
+        self._admission = Admission(
+            slots=self._slots,
+            pages=self._pages,
+            forecast=self._forecast,
+            frame_ns=self._frame_ns,
+            longest_chunk=self._chooser.longest_chunk,
+            goes_by_load=rules.admits_by_load,
+        )
 
         self._trace = trace
         if trace is not None:
@@ -170,11 +184,12 @@ class Scheduler:
         priority: Priority = Priority.LIVE,
         rows: int = 1,
         interactive: bool = True,
-    ) -> int:
-        """Begin a stream under an id that is not in use, and return its slot.
+    ) -> int | None:
+        """Begin a stream under an id that is not in use, and return its slot; None when it has to wait for room.
 
+        A stream that waits takes text already; `StreamAdmitted` or `StreamRefused` says how its wait ended.
         rows: backbone rows it takes (2 with classifier-free guidance).  max_frames: generation stops there, whatever
-        the model says.  Raises `Overloaded`, with nothing changed, when there is no room.
+        the model says.  Raises `Overloaded`, with nothing changed, when too many wait already.
         """
         self._advance(now)
         if self._trace is not None:
@@ -182,27 +197,12 @@ class Scheduler:
                 stream, now, feed=feed, max_frames=max_frames, priority=priority, rows=rows, interactive=interactive
             )
         assert stream not in self._streams, f"stream {stream} is open"
+        assert stream not in self._admission.waiting, f"stream {stream} waits"
         assert max_frames >= 1
         assert 1 <= rows <= self._widest, f"a stream takes 1 to {self._widest} rows"
         positions = max_frames + (PROMPT_TOKENS if feed is Feed.PREFIX else 1)
-        pages_kept = pages_for(positions, self._page_tokens, rows)
-        try:
-            admit(
-                slots=self._slots,
-                pages=self._pages,
-                pages_needed=pages_kept,
-                priority=priority,
-                load=self._load_with(rows) if interactive and self._policy.admits_by_load else 0,
-            )
-        except Overloaded:
-            self._refused += 1
-            raise
-        kept = self._pages.reserve(pages_kept)
-        assert kept, "admission has just found them free"
-        slot = self._slots.take()
-        s = self._streams[stream] = Stream(
+        s = Stream(
             stream,
-            slot,
             feed=feed,
             priority=priority,
             rows=rows,
@@ -210,13 +210,18 @@ class Scheduler:
             interactive=interactive,
             sample_rate=self._sample_rate,
             first_chunk=self._ladder[0],
-            pages_kept=pages_kept,
+            pages_kept=pages_for(positions, self._page_tokens, rows),
             opened=self._opened,
             served=self._next_id,
         )
         self._opened += 1
-        self._survey.touch(s)
-        return slot
+        s.ready_ns = now
+        lack = self._admission.lack(s, self._streams.values(), now)
+        if not lack:
+            return self._start(s)
+        if not self._admission.enqueue(s):
+            raise Overloaded(lack, self._admission.retry_after_s(s))
+        return None
 
     def push_text(self, stream: int, tokens: int, now: int) -> None:
         """A piece of text; it is encoded whole, in one row.  Ignored when the stream is no longer open."""
@@ -231,10 +236,10 @@ class Scheduler:
         self._wait_begins(s, now)
         s.tokens += tokens
         s.segments.append(tokens)
-        self._survey.touch(s)
+        self._touch(s)
         if s.feed is Feed.PREFIX:
             more = pages_for(s.tokens + s.max_frames, self._page_tokens, s.rows) - s.pages_kept
-            if more > 0 and not self._pages.reserve(more):
+            if more > 0 and not s.is_waiting and not self._pages.reserve(more):
                 # Waiting for pages while holding some is how two streams wait for each other, so it is dropped instead.
                 self._fail(s, Stage.TEXT, f"no memory is free for a text of {s.tokens} tokens")
                 return
@@ -250,7 +255,7 @@ class Scheduler:
             return
         self._wait_begins(s, now)
         s.is_text_ended = True
-        self._survey.touch(s)
+        self._touch(s)
         self._feed(s)
         if s.is_finished and s.out is None:
             self._finish(s)
@@ -266,7 +271,7 @@ class Scheduler:
             moved_ns = s.listener.report(report, now)
             if moved_ns is not None:
                 moves.add(moved_ns)
-            self._survey.touch(s)
+            self._touch(s)
 
     def cancel(self, stream: int, now: int) -> None:
         """The stream is not wanted any more: nothing is said of it from now on.
@@ -317,18 +322,24 @@ class Scheduler:
         return events
 
     def wake_at(self) -> int | None:
-        """When there will be a step without any further input; None if never.  Not after the time means: now."""
+        """When there will be a step, or an event, without any further input; None if never.  Not after the time means:
+        now.
+        """
         at_ns = self._survey.wake_at()
+        if self._admission.waiting:
+            at_ns = min(at_ns, self._admission.wake_at(self._now) or NEVER)
         return None if at_ns == NEVER else max(at_ns, self._now)
 
     def next_step(self, now: int) -> Step | None:
-        """What to run now; None when there is nothing, see `wake_at`.
+        """What to run now; None when there is nothing, see `wake_at`.  Streams that wait may begin by it: see `events`.
 
         The step is out until `step_done`; until then its streams take part in no other.
         """
         self._advance(now)
         if self._trace is not None:
             self._trace.next_step(now)
+        if self._admission.waiting:
+            self._admit(now)
         if self._half_made:
             # A frame half made is of use to nobody.
             half_made = self._half_made
@@ -371,7 +382,9 @@ class Scheduler:
             waiting_ns=(waiting_ns[0], waiting_ns[1], waiting_ns[2]),
             free_slots=self._slots.free,
             free_pages=self._pages.free,
-            refused=self._refused,
+            queued=self._admission.queued(),
+            refused=tuple(self._admission.refused),
+            is_strained=self._admission.is_strained,
             step_ratios=self._costs.ratios,
             margins={stage: self._costs.margin(stage) for stage in Stage},
             moves=self._moves,
@@ -381,6 +394,34 @@ class Scheduler:
         """What is known of an open stream's listener: to be asked, not to be told."""
         s = self._open_stream(stream)
         return None if s is None else s.listener
+
+    # ---- who begins --------------------------------------------------------------------------------------------------
+
+    def _admit(self, now: int) -> None:
+        """Of those who wait: begin whom there is room for, refuse who has waited long enough."""
+        admission, streams = self._admission, self._streams
+        while admission.waiting:
+            s = admission.first()
+            if admission.lack(s, streams.values(), now):
+                break
+            del admission.waiting[s.id]
+            # Its wait for other first sounds counts from here.
+            s.ready_ns = now
+            self._events.append(StreamAdmitted(s.id, self._start(s)))
+        for s in admission.overdue(now):
+            refusal = StreamRefused(s.id, admission.lack(s, streams.values(), now), admission.retry_after_s(s))
+            admission.refuse(s)
+            self._events.append(refusal)
+
+    def _start(self, s: Stream) -> int:
+        """Give a stream what admission has found free."""
+        kept = self._pages.reserve(s.pages_kept)
+        assert kept, "admission has just found them free"
+        s.slot = self._slots.take()
+        self._streams[s.id] = s
+        self._survey.strain(is_strained=self._admission.is_strained)
+        self._survey.touch(s)
+        return s.slot
 
     # ---- steps out and back ------------------------------------------------------------------------------------------
 
@@ -480,7 +521,7 @@ class Scheduler:
 
     def _wait_begins(self, s: Stream, now: int) -> None:
         """Text has come: a first sound that waited for nothing else counts its wait for others from here."""
-        if not s.has_spoken and s.out is None and s.made == s.started and not can_start(s):
+        if not s.is_waiting and not s.has_spoken and s.out is None and s.made == s.started and not can_start(s):
             s.ready_ns = now
 
     def _feed(self, s: Stream) -> None:
@@ -502,9 +543,10 @@ class Scheduler:
         """Choose the size of the next chunk, after one of `last` frames."""
         policy, ladder = self._policy, self._ladder
         longest = self._chooser.longest_chunk(s)
-        if s.interactive and s.pending and policy.lead_cap_ns is not None:
+        lead_cap_ns = self._survey.lead_cap_ns
+        if s.interactive and s.pending and lead_cap_ns is not None:
             # The next chunk has begun already, and must end below the cap as well.
-            longest = min(longest, max(s.pending, (policy.lead_cap_ns - lead_ns) // self._frame_ns))
+            longest = min(longest, max(s.pending, (lead_cap_ns - lead_ns) // self._frame_ns))
         if not policy.chunk_by_slack:
             s.target = next_rung(ladder, last=last, longest=longest)
             return
@@ -521,7 +563,8 @@ class Scheduler:
         else:
             s.target = next_chunk(
                 ladder,
-                last=last,
+                # Larger chunks take less time per frame: then they need not be reached rung by rung.
+                last=longest if self._admission.is_strained else last,
                 longest=longest,
                 room_ns=lead_ns - policy.guard_ns,
                 frame_cost_ns=frame_cost_ns,
@@ -544,12 +587,16 @@ class Scheduler:
             self._free(s)
 
     def _free(self, s: Stream) -> None:
+        if self._admission.waiting.pop(s.id, None) is not None:
+            return
         del self._streams[s.id]
         self._survey.forget(s)
         if s in self._half_made:
             self._half_made.remove(s)
         self._slots.give(s.slot)
         self._pages.give(s.pages, s.pages_kept)
+        self._admission.left(self._streams.values(), self._now)
+        self._survey.strain(is_strained=self._admission.is_strained)
 
     # ---- small questions ---------------------------------------------------------------------------------------------
 
@@ -557,22 +604,14 @@ class Scheduler:
         assert now >= self._now, "time does not go back"
         self._now = now
 
-    def _open_stream(self, stream: int) -> Stream | None:
-        s = self._streams.get(stream)
-        return None if s is None or s.is_cancelled else s
+    def _touch(self, s: Stream) -> None:
+        if not s.is_waiting:
+            self._survey.touch(s)
 
-    def _load_with(self, rows: int) -> int:
-        """Percent of this machine that all listeners need with one more; 0 when that one is the first."""
-        heard = [s for s in self._streams.values() if s.interactive and not s.is_cancelled]
-        if not heard:
-            return 0
-        return load_percent(
-            self._costs,
-            self._specs,
-            backbone_rows=rows + sum(s.rows for s in heard),
-            streams=1 + len(heard),
-            frame_ns=self._frame_ns,
-        )
+    def _open_stream(self, stream: int) -> Stream | None:
+        """The stream, if it is open or waits to be."""
+        s = self._streams.get(stream) or self._admission.waiting.get(stream)
+        return None if s is None or s.is_cancelled else s
 
 
 def _units(step: Step, streams: Mapping[int, Stream]) -> int:

@@ -21,7 +21,17 @@ from ..playback import PlaybackReport
 from .machines import SimulatedCosts, cost_ns
 from .metrics import Delivery, Ending
 from .scheduler import Scheduler
-from .step import AudioReady, DeadlineMissed, RowResult, Stage, Step, StepResult, StreamFinished
+from .step import (
+    AudioReady,
+    DeadlineMissed,
+    RowResult,
+    Stage,
+    Step,
+    StepResult,
+    StreamFailed,
+    StreamFinished,
+    StreamRefused,
+)
 from .stream import NEVER, Feed, Priority
 
 
@@ -301,6 +311,8 @@ class _Simulation:
             while inbox and inbox[0][0] <= self._now:
                 heappop(inbox)[2]()
             step = scheduler.next_step(self._now)
+            # Who waited for room may have begun, or been refused.
+            self._take_events()
             if step is not None:
                 self._run(step)
                 continue
@@ -374,7 +386,10 @@ class _Simulation:
                     self._begin_after(call)
                 elif not call.on_its_way:
                     self._listen(event.stream, call, self._now)
-            else:
+            elif isinstance(event, StreamRefused):
+                call.outcome.ending = Ending.REFUSED
+                self._begin_next(int(event.retry_after_s * SECOND))
+            elif isinstance(event, StreamFailed):
                 call.outcome.ending = Ending.FAILED
                 self._begin_after(call)
 

@@ -111,6 +111,23 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamAdmitted:
+    """A stream that had to wait for room has begun."""
+
+    stream: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRefused:
+    """A stream has waited as long as its class may, and there is still no room for it."""
+
+    stream: int
+    detail: str
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class AudioReady:
     """Samples [start, start + samples) of a stream have been made."""
 
@@ -144,4 +161,4 @@ class DeadlineMissed:
     late_ns: int
 
 
-Event = AudioReady | StreamFinished | StreamFailed | DeadlineMissed
+Event = StreamAdmitted | StreamRefused | AudioReady | StreamFinished | StreamFailed | DeadlineMissed

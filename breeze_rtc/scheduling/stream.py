@@ -84,7 +84,6 @@ class Stream:
     def __init__(
         self,
         stream: int,
-        slot: int,
         *,
         feed: Feed,
         priority: Priority,
@@ -98,7 +97,8 @@ class Stream:
         served: int,
     ) -> None:
         self.id = stream
-        self.slot = slot
+        # Its state slot; -1 while it waits for room.
+        self.slot = -1
         self.feed = feed
         self.priority = priority
         self.ease_ns = EASE_NS[priority]
@@ -110,7 +110,8 @@ class Stream:
         # Streams opened before this one; the last step that carried it, or the last of all before it opened.
         self.opened = opened
         self.served = served
-        # Since when it has had something to run without a break; its wait for a first sound counts from here.
+        # Since when it has had something to run without a break; its wait for a first sound counts from here.  While it
+        # waits for room: since when it has.
         self.ready_ns = 0
 
         # Text tokens pushed and encoded; the lengths of pushed pieces not encoded yet.
@@ -157,6 +158,11 @@ class Stream:
         self.may_begin_at = NEVER
         # Time to spare before the next sound must start to be made, as of the last look.  NEVER where none is owed.
         self.slack_ns = NEVER
+
+    @property
+    def is_waiting(self) -> bool:
+        """There has been no room for it yet."""
+        return self.slot < 0
 
     @property
     def pending(self) -> int:

@@ -16,6 +16,8 @@ from .stream import NEVER, Stream
 
 LEAST_LEAD_SHARE = 2
 """A resting stream waits for others to begin a chunk with it until one part in this many of the lead cap is left."""
+STRAINED_LEAD_PERCENT = 67
+"""Of the lead cap, when there is little room.  More than half: the largest chunk still ends below it."""
 
 
 class Work:
@@ -59,7 +61,8 @@ class Survey:
     def __init__(self, policy: Policy, forecast: Forecast, *, frame_ns: int) -> None:
         """frame_ns: what one codec frame lasts."""
         self._policy = policy
-        self._lead_cap_ns = policy.lead_cap_ns
+        # Interactive streams are made at most this far ahead of the ear.
+        self.lead_cap_ns = policy.lead_cap_ns
         self._flushes_early = policy.flushes_early
         self._forecast = forecast
         self._frame_ns = frame_ns
@@ -83,6 +86,18 @@ class Survey:
             del self._resting[s.id]
             s.rests_until = 0
         self._awake[s.id] = s
+
+    def strain(self, *, is_strained: bool) -> None:
+        """Somebody began for whom there was little room, or has left: the others keep less sound in hand, or as much
+        as before.
+        """
+        lead_cap_ns = self._policy.lead_cap_ns
+        if lead_cap_ns is not None and is_strained:
+            lead_cap_ns = lead_cap_ns * STRAINED_LEAD_PERCENT // 100
+        if lead_cap_ns != self.lead_cap_ns:
+            self.lead_cap_ns = lead_cap_ns
+            for s in list(self._resting.values()):
+                self.touch(s)
 
     def forget(self, s: Stream) -> None:
         """The stream takes part in nothing any more."""
@@ -294,7 +309,7 @@ class Survey:
             return decode_at, NEVER, NEVER
         if pending and not is_full:
             return decode_at, 0, 0
-        lead_cap_ns = self._lead_cap_ns
+        lead_cap_ns = self.lead_cap_ns
         if lead_cap_ns is None or not s.interactive:
             return decode_at, 0, 0
         may_at = deadline_ns + (pending + s.target) * self._frame_ns - lead_cap_ns

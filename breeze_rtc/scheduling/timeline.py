@@ -13,7 +13,7 @@ from typing import Any
 from ..clock import US
 from ..errors import Overloaded
 from .predictor import Predictor
-from .step import AudioReady, DeadlineMissed, Stage, Step, StreamFailed, StreamFinished
+from .step import AudioReady, DeadlineMissed, Stage, Step, StreamFailed, StreamFinished, StreamRefused
 from .stream import NEVER, Priority
 from .trace import Played, Replay
 
@@ -89,7 +89,7 @@ class StreamLine:
     ended_ns: int | None = None
     """When the scheduler was done with it; None: it was open when the trace ended."""
     ending: str = "open"
-    """"finished", "cancelled", "failed" or "open"."""
+    """"finished", "cancelled", "failed", "refused" or "open"."""
     error: str = ""
 
     @property
@@ -177,6 +177,8 @@ class Timeline:
     def _take(self, played: Played) -> None:
         now, values = played.now, played.values
         if played.kind == "next":
+            # Who waited for room may have begun by it, or been refused.
+            self._take_events(now)
             if isinstance(played.answer, Step):
                 self._begin_step(played.answer, now)
             else:
@@ -237,7 +239,7 @@ class Timeline:
         self.streams.append(line)
         if isinstance(played.answer, Overloaded):
             line.refused = played.answer.detail
-            line.ended_ns = played.now
+            line.ended_ns, line.ending = played.now, "refused"
             return
         listener = self._run.scheduler.listener(stream)
         assert listener is not None, "it has just been opened"
@@ -257,6 +259,9 @@ class Timeline:
                 case StreamFailed(stream, _, error):
                     self._line(stream).error = error
                     self._end_stream(stream, now, "failed")
+                case StreamRefused(stream, detail):
+                    self._line(stream).refused = detail
+                    self._end_stream(stream, now, "refused")
 
     def _end_stream(self, stream: int, now: int, ending: str) -> None:
         if stream in self._open:

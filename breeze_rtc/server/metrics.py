@@ -110,6 +110,20 @@ class _EngineFigures:
             moves.add_metric([str(source)], **_counted(values))
         yield moves
         yield GaugeMetricFamily("breeze_streams", "Streams being made now", value=len(stats.get("streams", {})))
+        queued = GaugeMetricFamily("breeze_queued_streams", "Streams that wait for room, by class", labels=["class"])
+        refused = CounterMetricFamily(
+            "breeze_refused_streams", "Streams for which there was no room, by class", labels=["class"]
+        )
+        for name, count in stats.get("queued", {}).items():
+            queued.add_metric([name], count)
+            refused.add_metric([name], stats["refused"][name])
+        yield queued
+        yield refused
+        yield GaugeMetricFamily(
+            "breeze_strained",
+            "1 while listeners get larger chunks and less lead than usual, so that one more could begin",
+            value=int(stats.get("is_strained", False)),
+        )
         yield CounterMetricFamily(
             "breeze_engine_restarts", "Times a dead engine was started again", value=self._engine.restarts
         )

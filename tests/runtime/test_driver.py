@@ -275,15 +275,62 @@ def test_speech_without_end_is_cut_off_and_said_so() -> None:
     bench.assert_all_is_free()
 
 
-def test_one_stream_too_many_is_refused_with_a_time() -> None:
-    """The fifth of four streams hears Overloaded; the four go on."""
-    bench = Bench([entry for k in range(5) for entry in spoken(k, "word")])
+def test_one_stream_too_many_waits_and_is_refused_with_a_time() -> None:
+    """The fifth of four long streams hears Overloaded half a second later; the four go on."""
+    bench = Bench([entry for k in range(5) for entry in spoken(k, "word" * 40)])
+    said_at: list[int] = []
+    bench.line.on_message = lambda message: said_at.append(bench.clock.now()) if isinstance(message, Failed) else None
     heard = bench.run()
     (refusal,) = ends_of(heard, 4)
     assert isinstance(refusal, Failed)
     assert refusal.error == "Overloaded"
     assert refusal.retry_after_s > 0
-    assert all(pcm_of(heard, k) == expected_pcm("word", 0) for k in range(4))
+    assert 500 * MS <= said_at[0] <= 520 * MS
+    assert all(pcm_of(heard, k) == expected_pcm("word" * 40, 0) for k in range(4))
+    bench.assert_all_is_free()
+
+
+def test_a_stream_that_waits_for_room_says_all_of_its_text() -> None:
+    """What was pushed while it waited, in pieces and with its end, is spoken when another stream has ended."""
+    script = [entry for k in range(4) for entry in spoken(k, "hi" if k else "h")]
+    waiting: list[tuple[int, Message]] = [(0, opened(4)), (1, Text(4, "  wa")), (2, Text(4, "it ")), (3, EndText(4))]
+    bench = Bench(script + waiting)
+    heard = bench.run()
+    assert pcm_of(heard, 4) == expected_pcm("wait", 0)
+    first = next(k for k, message in enumerate(heard) if isinstance(message, Chunk) and message.stream == 4)
+    assert any(isinstance(message, Finished) for message in heard[:first])
+    bench.assert_all_is_free()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 900), st.integers(0, 900))
+def test_a_stream_cancelled_while_it_waits_is_never_heard_of(cancel_ms: int, also_ms: int) -> None:
+    """Whenever that is; nothing stays taken, and another that waits gets what has come free."""
+    script = [entry for k in range(4) for entry in spoken(k, "word" * (2 + k))]
+    script += spoken(4, "never") + spoken(5, "later", at=1)
+    bench = Bench([*script, (cancel_ms * MS, Cancel(4)), (also_ms * MS, Cancel(0))])
+    said_at: list[tuple[int, Message]] = []
+    bench.line.on_message = lambda message: said_at.append((bench.clock.now(), message))
+    bench.run()
+    after = cancel_ms * MS + 5 * MS
+    assert not [m for at, m in said_at if at > after and isinstance(m, Chunk | Finished | Failed) and m.stream == 4]
+    bench.assert_all_is_free()
+
+
+def test_a_voice_that_cannot_be_had_fails_a_stream_that_waited() -> None:
+    """Its slot is free again, and the next one that waits takes it."""
+    bench = Bench([entry for k in range(6) for entry in spoken(k, "word" if k < 4 else "x", seed=k)])
+    frontends = itertools.count()
+
+    def frontend(voice: str) -> Frontend:
+        if next(frontends) == 4:
+            raise BadText("not in this voice")
+        return Frontend()
+
+    bench.driver._frontend = frontend
+    heard = bench.run()
+    assert ends_of(heard, 4) == [Failed(4, "BadText", "not in this voice")]
+    assert pcm_of(heard, 5) == expected_pcm("x", 5)
     bench.assert_all_is_free()
 
 

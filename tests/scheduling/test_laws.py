@@ -22,8 +22,10 @@ from breeze_rtc.scheduling.step import (
     StageSpec,
     Step,
     StepResult,
+    StreamAdmitted,
     StreamFailed,
     StreamFinished,
+    StreamRefused,
 )
 from breeze_rtc.scheduling.stream import Feed, Priority
 from breeze_rtc.scheduling.trace import TraceWriter, replay
@@ -49,7 +51,8 @@ wild = st.integers(-(2**62), 2**62)
 class Book:
     """What an outside observer knows of one stream."""
 
-    def __init__(self, slot: int, rows: int, max_frames: int) -> None:
+    def __init__(self, slot: int | None, rows: int, max_frames: int) -> None:
+        # None while it waits for room.
         self.slot = slot
         self.rows = rows
         self.max_frames = max_frames
@@ -92,6 +95,9 @@ class Laws(RuleBasedStateMachine):
     def live(self) -> list[int]:
         return [stream for stream, book in self.books.items() if not book.is_gone]
 
+    def waiting(self) -> list[int]:
+        return [stream for stream in self.live() if self.books[stream].slot is None]
+
     def is_carried(self, stream: int) -> bool:
         return any(row.stream == stream for step in self.out for row in step.rows)
 
@@ -117,10 +123,16 @@ class Laws(RuleBasedStateMachine):
             )
         except Overloaded:
             return
-        held = {book.slot for stream, book in self.books.items() if not book.is_gone or self.is_carried(stream)}
-        assert slot not in held
-        self.books[self.next_stream] = Book(slot, rows, max_frames)
+        self.books[self.next_stream] = Book(None, rows, max_frames)
+        if slot is not None:
+            self.begin(self.next_stream, slot)
         self.next_stream += 1
+
+    def begin(self, stream: int, slot: int) -> None:
+        held = {book.slot for other, book in self.books.items() if not book.is_gone or self.is_carried(other)}
+        assert slot not in held
+        assert self.books[stream].slot is None
+        self.books[stream].slot = slot
 
     @precondition(lambda self: self.live())
     @rule(data=st.data(), tokens=st.integers(0, 25), ends=st.booleans())
@@ -167,7 +179,10 @@ class Laws(RuleBasedStateMachine):
         wake_at = self.scheduler.wake_at()
         if wake_at is not None:
             self.now = max(self.now, wake_at) + ahead_ns
-            assert self.take_step() is not None, "woken for nothing"
+            # To look again at those who wait is reason enough.
+            waiting = self.waiting()
+            assert self.take_step() is not None or waiting, "woken for nothing"
+            assert self.scheduler.wake_at() is None or self.scheduler.wake_at() > self.now or self.out, "woken for ever"
 
     @rule()
     def choose(self) -> None:
@@ -202,10 +217,17 @@ class Laws(RuleBasedStateMachine):
         busy = {row.stream for step in self.out for row in step.rows}
         stats = {s.stream: s for s in self.scheduler.stats(self.now).streams}
         wake_at = self.scheduler.wake_at()
+        waiting = self.waiting()
         step = self.scheduler.next_step(self.now)
-        assert self.scheduler.events() == []
+        for event in self.scheduler.events():
+            assert isinstance(event, StreamAdmitted | StreamRefused)
+            assert event.stream in waiting
+            if isinstance(event, StreamAdmitted):
+                self.begin(event.stream, event.slot)
+            else:
+                self.books[event.stream].is_gone = True
         if wake_at is not None and self.now >= wake_at:
-            assert step is not None, "a stream is due and nothing runs"
+            assert step is not None or waiting, "a stream is due and nothing runs"
         if step is None:
             return None
         self.steps.append(step)
@@ -289,11 +311,16 @@ class Laws(RuleBasedStateMachine):
     def slots_and_pages_are_conserved(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        holding = [book for stream, book in self.books.items() if not book.is_gone or self.is_carried(stream)]
+        holding = [
+            book
+            for stream, book in self.books.items()
+            if book.slot is not None and (not book.is_gone or self.is_carried(stream))
+        ]
         stats = self.scheduler.stats(self.now)
         assert stats.free_slots == SLOTS - len(holding)
         assert stats.free_pages == PAGES - sum(len(book.pages) for book in holding)
-        assert [s.stream for s in stats.streams] == self.live()
+        assert sorted([s.stream for s in stats.streams] + self.waiting()) == self.live()
+        assert sum(stats.queued) == len(self.waiting())
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import pytest
 
 from breeze_rtc.clock import MS
-from breeze_rtc.errors import Overloaded
 from breeze_rtc.playback import PlaybackReport
 from breeze_rtc.scheduling.choice import DEFERRAL_NS
 from breeze_rtc.scheduling.costs import CostTable
+from breeze_rtc.scheduling.policy import Policy
 from breeze_rtc.scheduling.scheduler import Scheduler
 from breeze_rtc.scheduling.step import (
     AudioReady,
@@ -19,6 +19,7 @@ from breeze_rtc.scheduling.step import (
     StageSpec,
     Step,
     StepResult,
+    StreamAdmitted,
     StreamFailed,
     StreamFinished,
 )
@@ -35,6 +36,7 @@ SPECS = {
     Stage.DEPTH: StageSpec(max_rows=8, buckets=BUCKETS),
     Stage.CODEC: StageSpec(max_rows=8, buckets=BUCKETS),
 }
+ADMITS_ALL = Policy(admits_by_load=False)
 COSTS_MS = {Stage.TEXT: 2, Stage.PREFILL: 5, Stage.BACKBONE: 3, Stage.DEPTH: 7, Stage.CODEC: 4}
 """Every step of a stage takes the same time, whatever its bucket."""
 
@@ -52,7 +54,14 @@ def costs(times_ms: dict[Stage, int] | None = None) -> CostTable:
 class Desk:
     """A scheduler with a driver that runs one step at a time, each as long as `COSTS_MS` says."""
 
-    def __init__(self, *, slots: int = 8, kv_pages: int = 1_000, table: CostTable | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int = 8,
+        kv_pages: int = 1_000,
+        table: CostTable | None = None,
+        policy: Policy | None = None,
+    ) -> None:
         self.scheduler = Scheduler(
             specs=SPECS,
             sample_rate=RATE,
@@ -61,6 +70,7 @@ class Desk:
             kv_pages=kv_pages,
             page_tokens=16,
             costs=table or costs(),
+            policy=policy,
         )
         self.now = 0
         self.frames: dict[int, int] = {}
@@ -79,7 +89,7 @@ class Desk:
         max_frames: int = 200,
         rows: int = 1,
         interactive: bool = True,
-    ) -> int:
+    ) -> int | None:
         """A stream whose whole text is there, and which the model will end after `frames`."""
         slot = self.scheduler.open(
             stream,
@@ -302,14 +312,16 @@ def test_pages_come_as_positions_grow() -> None:
     assert pages == [(0, 2), (16, 2), (32, 2), (48, 2)]
 
 
-def test_a_stream_is_refused_when_its_worst_case_does_not_fit() -> None:
+def test_a_stream_waits_while_its_worst_case_does_not_fit() -> None:
     """201 positions are 13 pages; 25 hold one such stream."""
     desk = Desk(kv_pages=25)
     desk.open(1)
-    with pytest.raises(Overloaded):
-        desk.open(2)
+    assert desk.open(2) is None
     desk.scheduler.cancel(1, 0)
-    desk.open(2)
+    step = desk.scheduler.next_step(0)
+    assert step is not None
+    assert streams_of(step) == [2]
+    assert desk.scheduler.events() == [StreamAdmitted(2, 0)]
 
 
 def test_a_prompt_that_outgrows_the_memory_fails_at_once() -> None:
@@ -493,7 +505,7 @@ def test_a_first_sound_waits_for_a_stream_it_would_make_late() -> None:
 
 def late_desk() -> Desk:
     """Seven streams that can never be on time: every frame step takes longer than its frame lasts."""
-    desk = Desk(table=CostTable())
+    desk = Desk(table=CostTable(), policy=ADMITS_ALL)
     for stream in range(1, 8):
         desk.open(stream)
     desk.until_spoken(*range(1, 8))
@@ -505,7 +517,7 @@ def test_no_first_sound_is_deferred_for_long(monkeypatch: pytest.MonkeyPatch) ->
     """Behind streams that are always late, it starts after 40 ms and gets at least every other step."""
     monkeypatch.setitem(COSTS_MS, Stage.DEPTH, 90)
     desk = late_desk()
-    desk.open(8, interactive=False)
+    desk.open(8)
     opened_at = desk.now
     first = None
     desk.steps.clear()
@@ -523,7 +535,7 @@ def test_no_first_sound_is_deferred_for_long(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_late_stream_gets_every_other_step_of_forced_first_sounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """First sounds that come without end do not silence who is speaking."""
     monkeypatch.setitem(COSTS_MS, Stage.DEPTH, 90)
-    desk = Desk(table=costs({**COSTS_MS, Stage.DEPTH: 90}), slots=64)
+    desk = Desk(table=costs({**COSTS_MS, Stage.DEPTH: 90}), slots=64, policy=ADMITS_ALL)
     desk.open(1)
     desk.until_spoken(1)
     spoken = desk.samples(1)

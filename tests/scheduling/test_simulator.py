@@ -224,7 +224,8 @@ def test_more_listeners_than_the_machine_can_serve_are_refused() -> None:
     heard = [outcome for outcome in outcomes if outcome.ending is not Ending.REFUSED]
     assert {outcome.ending for outcome in heard} == {Ending.COMPLETE}
     assert max(prebuffer_ns(outcome) for outcome in heard) < 1_000 * MS
-    assert p95_ms(heard) < 400
+    # Half a second of it may be a wait for room.
+    assert p95_ms(heard) < 900
 
 
 @pytest.mark.parametrize("spread_seed", [1, 2, 3])

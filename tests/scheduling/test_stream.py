@@ -6,7 +6,6 @@ from breeze_rtc.scheduling.stream import Feed, Priority, Stream
 def stream(feed: Feed, *, max_frames: int = 10) -> Stream:
     return Stream(
         1,
-        0,
         feed=feed,
         priority=Priority.LIVE,
         rows=1,

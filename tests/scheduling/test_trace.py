@@ -6,7 +6,6 @@ import random
 import pytest
 
 from breeze_rtc.clock import MS
-from breeze_rtc.errors import Overloaded
 from breeze_rtc.playback import PlaybackReport
 from breeze_rtc.scheduling.chunking import LADDER
 from breeze_rtc.scheduling.costs import CostTable
@@ -39,8 +38,7 @@ def recorded() -> tuple[list[str], list[Step]]:
     now = 0
     scheduler.open(1, now, feed=Feed.PER_FRAME, max_frames=100)
     scheduler.open(2, now, feed=Feed.PREFIX, max_frames=20, priority=Priority.STREAM, interactive=False)
-    with pytest.raises(Overloaded):
-        scheduler.open(3, now, feed=Feed.PREFIX, max_frames=20)
+    assert scheduler.open(3, now, feed=Feed.PREFIX, max_frames=20) is None, "it waits, and is refused in the end"
     scheduler.push_text(1, 10, now)
     scheduler.push_text(2, 40, now)
     scheduler.end_text(2, now)
