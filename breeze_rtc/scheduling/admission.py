@@ -122,9 +122,8 @@ class Admission:
         self.refused = [0] * len(Priority)
         # Listeners get larger chunks and less lead than they would if there was time; see `Survey` and `next_chunk`.
         self.is_strained = False
-        # When a stream last gave its slot back, and how long that takes on average.
-        self._left_at = 0
-        self._leaves_every_ns = SECOND
+        # How long the last streams held their slots, on average; 0 until one has given it back.
+        self._held_ns = 0
 
     def lack(self, s: Stream, streams: Iterable[Stream], now: int) -> str:
         """What is missing for `s` to start beside the open `streams`, as a sentence; empty when nothing is.
@@ -137,9 +136,10 @@ class Admission:
             return f"{ahead} others wait"
         share = KEPT_SHARE[s.priority]
         slots, pages = self._slots, self._pages
-        if slots.free <= (slots.count // share if share else 0):
+        kept = slots.count // share if share else 0
+        if slots.free <= kept:
             return f"{slots.count - slots.free} of {slots.count} streams are open"
-        if pages.unreserved - s.pages_kept < (pages.count // share if share else 0):
+        if pages.unreserved - s.pages_kept < kept * (pages.count // slots.count):
             return "the memory for one more stream is not free"
         if s.priority is Priority.BATCH or not self._goes_by_load:
             return ""
@@ -186,10 +186,10 @@ class Admission:
         ]
         return min((at_ns for at_ns in times if at_ns > now), default=None)
 
-    def left(self, streams: Iterable[Stream], now: int) -> None:
-        """A stream has given back what it held."""
-        self._leaves_every_ns += (now - self._left_at - self._leaves_every_ns) // 8
-        self._left_at = now
+    def left(self, s: Stream, streams: Iterable[Stream], now: int) -> None:
+        """`s` has given back what it held; `streams` are still open."""
+        held_ns = now - s.began_ns
+        self._held_ns = self._held_ns + (held_ns - self._held_ns) // 8 if self._held_ns else held_ns
         if self.is_strained:
             heard = [s for s in streams if s.priority is not Priority.BATCH and not s.is_cancelled]
             self.is_strained = self._load(heard, is_strained=False) > RELAXED_PERCENT
@@ -198,7 +198,8 @@ class Admission:
         """When there may be room for one like `s`: as many must leave as wait before it, and one more."""
         place = _place(s)
         ahead = sum(_place(other) < place for other in self.waiting.values())
-        return min(60.0, max(1.0, (ahead + 1) * self._leaves_every_ns / SECOND))
+        taken = max(1, self._slots.count - self._slots.free)
+        return min(60.0, max(1.0, (ahead + 1) * self._held_ns / taken / SECOND))
 
     def _lack_of_time(self, s: Stream, heard: list[Stream], now: int) -> str:
         terms = TERMS[s.priority]

@@ -418,6 +418,7 @@ class Scheduler:
         kept = self._pages.reserve(s.pages_kept)
         assert kept, "admission has just found them free"
         s.slot = self._slots.take()
+        s.began_ns = self._now
         self._streams[s.id] = s
         self._survey.strain(is_strained=self._admission.is_strained)
         self._survey.touch(s)
@@ -595,7 +596,7 @@ class Scheduler:
             self._half_made.remove(s)
         self._slots.give(s.slot)
         self._pages.give(s.pages, s.pages_kept)
-        self._admission.left(self._streams.values(), self._now)
+        self._admission.left(s, self._streams.values(), self._now)
         self._survey.strain(is_strained=self._admission.is_strained)
 
     # ---- small questions ---------------------------------------------------------------------------------------------

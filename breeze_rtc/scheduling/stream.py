@@ -45,6 +45,7 @@ class Stream:
     """One utterance, from its first text to its last sample."""
 
     __slots__ = (
+        "began_ns",
         "delivered",
         "ease_ns",
         "encoded",
@@ -97,8 +98,9 @@ class Stream:
         served: int,
     ) -> None:
         self.id = stream
-        # Its state slot; -1 while it waits for room.
+        # Its state slot, and since when; -1 while it waits for room.
         self.slot = -1
+        self.began_ns = 0
         self.feed = feed
         self.priority = priority
         self.ease_ns = EASE_NS[priority]

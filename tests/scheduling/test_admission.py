@@ -280,14 +280,18 @@ def test_a_cancelled_stream_leaves_the_queue() -> None:
 
 
 def test_when_many_wait_the_next_is_refused_at_once() -> None:
-    """And told to come back later the more there are before it."""
+    """And told to come back when so many will have left as are before it, by how long streams last."""
     house = House({}, slots=1)
+    house.open(frames=20)
+    house.until(5_000)
+    ((held_ms, _),) = house.of(StreamFinished)
     house.open(text=0)
     for _ in range(MOST_WAITING):
         assert house.open()[1] is None
     with pytest.raises(Overloaded) as full:
         house.open()
-    assert full.value.retry_after_s > 30
+    assert full.value.retry_after_s == pytest.approx((MOST_WAITING + 1) * held_ms / 1_000, rel=0.01)
+    assert 5 < full.value.retry_after_s < 60
     assert house.open(priority=Priority.BATCH)[1] is None, "another class has a queue of its own"
 
 
@@ -367,10 +371,12 @@ def test_the_last_slots_and_pages_are_kept_for_calls() -> None:
         while house.open(priority=priority, text=0)[1] is not None:
             pass
         assert house.next_id - 2 == reach
-        house = House({}, kv_pages=160)
-        while house.open(priority=priority, text=0, max_frames=16 * 10 - 1)[1] is not None:
+        house = House({}, slots=32, kv_pages=160)
+        while house.open(priority=priority, text=0, max_frames=16 * 5 - 1)[1] is not None:
             pass
-        assert house.next_id - 2 == reach
+        assert house.next_id - 2 == 2 * reach
+    # Where one slot is all there is, nothing is kept, or nobody else could ever have it.
+    assert House({}, slots=1, kv_pages=40).open(priority=Priority.BATCH)[1] == 0
 
 
 def test_a_listener_who_claims_to_be_empty_gains_nothing() -> None:
