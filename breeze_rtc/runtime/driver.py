@@ -182,8 +182,8 @@ class Driver:
             now = self._clock.now()
             self._scheduler.step_done(step, result, now)
             self._deliver()
-        if (has_fed or step is not None) and self._stats_at is None:
-            self._stats_at = now + STATS_EVERY_NS
+        if has_fed or step is not None:
+            self._will_tell()
         if self._stats_at is not None and now >= self._stats_at:
             self._snapshot(now)
         return has_fed or step is not None or bool(self._with_text)
@@ -245,6 +245,8 @@ class Driver:
         self._utterances[stream] = _Utterance(message, SpeechEncoder(self._executor.sample_rate))
         if slot is not None:
             self._admit(stream, slot)
+        else:
+            self._will_tell()
 
     def _admit(self, stream: int, slot: int) -> None:
         """There is room for the stream: now its text can be fed."""
@@ -260,6 +262,7 @@ class Driver:
             self._will_feed(stream)
 
     def _refuse(self, stream: int, refusal: Overloaded) -> None:
+        self._will_tell()
         self._counts["refused"] += 1
         self._line.send(Failed(stream, "Overloaded", refusal.detail, retry_after_s=refusal.retry_after_s))
 
@@ -410,6 +413,11 @@ class Driver:
             # The last stream's end is a change to be seen, whatever else happens.
             self._stats_at = self._stats_at or self._clock.now()
         return utterance
+
+    def _will_tell(self) -> None:
+        """Something has changed that the next snapshot shows."""
+        if self._stats_at is None:
+            self._stats_at = self._clock.now() + STATS_EVERY_NS
 
     def _snapshot(self, now: int) -> None:
         self._stats_at = None

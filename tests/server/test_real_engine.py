@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import wave
 from collections.abc import AsyncIterator
@@ -75,3 +76,29 @@ async def test_metrics_say_how_good_the_predictions_were(hall: Hall) -> None:
         assert 0 < values["breeze_step_ratio_sum", stage] / steps < 100
     assert values["breeze_deadline_error_seconds_bucket", "+Inf", "estimate"] == 1
     assert values["breeze_deadline_error_seconds_bucket", "+Inf", "report"] >= 1
+
+
+async def test_a_request_for_which_there_is_no_room_waits_and_is_told_when_to_come_back() -> None:
+    """One slot: who streams is refused after three seconds, 503 with Retry-After; a file waits and is made."""
+    engine = Engine("tiny", process=False, max_streams=1)
+    async with (
+        serving(Callbacks(on_user_turn=reply), engine=engine) as hall,  # type: ignore[arg-type]
+        httpx.AsyncClient(base_url=hall.http, timeout=60) as client,
+    ):
+        speaking = engine.speak(seed=1)
+        speaking.push("Somebody who does not come to the end of what they")
+        batch = asyncio.create_task(client.post("/v1/audio/speech", json={"input": "Hi.", "seed": 1, "stream": False}))
+        began_at = asyncio.get_running_loop().time()
+        refused = await client.post("/v1/audio/speech", json={"input": "Hi.", "seed": 1})
+        assert 2.5 < asyncio.get_running_loop().time() - began_at < 10
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert "1 of 1 streams are open" in refused.json()["error"]["message"]
+        await until(lambda: engine.stats["refused"]["stream"] == 1)
+        text = (await client.get("/metrics")).text
+        assert 'breeze_refused_streams_total{class="stream"} 1.0' in text
+        assert 'breeze_queued_streams{class="batch"} 1.0' in text
+        assert not batch.done()
+        speaking.cancel()
+        assert (await batch).status_code == 200
+        await until(lambda: engine.stats["free_slots"] == 1 and not engine._inboxes)
