@@ -27,6 +27,11 @@ class MonotonicClock:
         return time.monotonic_ns()
 
 
+def wall_offset_ns() -> int:
+    """What to add to the monotonic clock for nanoseconds since 1970, as the machine sees it now."""
+    return time.time_ns() - time.monotonic_ns()
+
+
 class VirtualClock:
     """A clock that moves only when told to; simulations and tests run on it."""
 

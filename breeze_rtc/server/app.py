@@ -50,6 +50,7 @@ from breeze_rtc.scheduling.stream import Priority
 from breeze_rtc.server import metrics as metrics_module
 from breeze_rtc.server.call import PageCall, refuse
 from breeze_rtc.server.metrics import Metrics
+from breeze_rtc.transport.pacer import Pacer
 from breeze_rtc.transport.signaling import MAX_MESSAGE_BYTES, IceServer
 
 log = logging.getLogger(__name__)
@@ -137,6 +138,8 @@ class VoiceServer:
         self._activity: VoiceActivity | None = None
         self._listener: Listener | None = None
         self._warming: asyncio.Task[None] | None = None
+        # One ticker for the packets of all calls.
+        self._pacer = Pacer(self._clock)
         self._calls: set[PageCall] = set()
         self._speech_requests = 0
 
@@ -215,6 +218,7 @@ class VoiceServer:
                 ears=self._listener,
                 listen_fix=self.listen_fix,
                 ice_servers=self._ice_servers,
+                pacer=self._pacer,
                 silent_page_s=self._silent_page_s,
                 clock=self._clock,
             )

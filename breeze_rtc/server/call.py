@@ -22,6 +22,7 @@ from breeze_rtc.playback import PlaybackReport, SpeechPacket
 from breeze_rtc.runtime.engine import Engine
 from breeze_rtc.server.metrics import Metrics
 from breeze_rtc.transport import signaling
+from breeze_rtc.transport.pacer import Pacer
 from breeze_rtc.transport.webrtc import WebRtcCall
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class PageCall:
         ears: Ears | None,
         listen_fix: str = "",
         ice_servers: Sequence[signaling.IceServer] = (),
+        pacer: Pacer | None = None,
         silent_page_s: float = SILENT_PAGE_S,
         clock: Clock | None = None,
     ) -> None:
@@ -85,7 +87,11 @@ class PageCall:
         self._silent_page_s = silent_page_s
         self._clock = clock or MonotonicClock()
         self._webrtc = WebRtcCall(
-            ice_servers=ice_servers, on_report=engine.report, sample_rate=engine.sample_rate, clock=self._clock
+            ice_servers=ice_servers,
+            on_report=engine.report,
+            pacer=pacer,
+            sample_rate=engine.sample_rate,
+            clock=self._clock,
         )
         self._sink = _MeteredSink(self._webrtc, metrics, engine.sample_rate, self._first_packet)
         self._session = AgentSession(callbacks, call=self, voice=engine, ears=ears, activity=activity)

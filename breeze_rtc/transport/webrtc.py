@@ -11,8 +11,6 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any
 
 import av
 import numpy as np
@@ -30,8 +28,10 @@ from breeze_rtc.media import rtp
 from breeze_rtc.media.resample import Resampler
 from breeze_rtc.playback import PlaybackReport
 from breeze_rtc.transport import signaling
+from breeze_rtc.transport.pacer import Pacer
 from breeze_rtc.transport.playhead import ESTIMATE_NS, Playhead, Position
 from breeze_rtc.transport.playout import Playout, Slot
+from breeze_rtc.transport.sender import SlotSender
 
 logger = logging.getLogger(__name__)
 
@@ -39,42 +39,8 @@ UPLINK_RATE = 16_000
 UPLINK_BLOCK = 320
 """20 ms."""
 
-_RTP_TIME_BASE = Fraction(1, rtp.RTP_RATE)
 _REPORT_S = 0.25
 _RTT_POLL_NS = 2 * SECOND
-
-
-class SlotTrack(MediaStreamTrack):
-    """The one track of a call: gives aiortc the packet of each slot when its time has come.
-
-    aiortc sends an `av.Packet` as it is, with the timestamp we say; frames would go through its encoder, which costs
-    five times the CPU and puts wrong timestamps on the first packet after a pause.
-    """
-
-    kind = "audio"
-
-    def __init__(self, playout: Playout, clock: Clock, on_slot: Callable[[Slot, int], None]) -> None:
-        """`on_slot(slot, now)` is called for each slot, before it leaves."""
-        super().__init__()
-        self._playout = playout
-        self._clock = clock
-        self._on_slot = on_slot
-
-    async def recv(self) -> av.Packet[Any]:
-        if self.readyState != "live":
-            raise MediaStreamError
-        if self._playout.clock is None:
-            self._playout.start(self._clock.now())
-        # Whole milliseconds, rounded up: that is what the event loops wait in, and shorter waits would spin.
-        while (early_ns := self._playout.next_at() - self._clock.now()) > 0:  # noqa: ASYNC110 - it waits for the time
-            await asyncio.sleep(-(-early_ns // MS) / 1000)
-        now = self._clock.now()
-        slot = self._playout.next_slot(now)
-        self._on_slot(slot, now)
-        packet = av.Packet(slot.payload)
-        packet.pts = slot.ticks
-        packet.time_base = _RTP_TIME_BASE
-        return packet
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +81,7 @@ class WebRtcCall:
         *,
         ice_servers: Sequence[signaling.IceServer] = (),
         on_report: Callable[[PlaybackReport], None] = lambda report: None,
+        pacer: Pacer | None = None,
         sample_rate: int = 24_000,
         clock: Clock | None = None,
         first_report_timeout_s: float = 3.0,
@@ -125,6 +92,7 @@ class WebRtcCall:
 
         on_report: called on the loop with the position of each stream that is not heard in full yet: whenever the page
             reports, and four times a second in between.
+        pacer: the ticker of all calls of this loop; without one the call has its own.
         first_report_timeout_s: speech waits for the listener's first played packet, but no longer than this for one
             that does not report.
         uplink_limit_s: how much sound of the microphone may wait for its reader; the oldest goes.
@@ -140,9 +108,8 @@ class WebRtcCall:
         self.closed = asyncio.Event()
         # Why the call ended; empty while it runs.
         self.close_reason = ""
-        # None until the first packet has left, for only then its timestamp is known.
+        # None until the first packet has left.
         self._playhead: Playhead | None = None
-        self._previous_slot: Slot | None = None
         # How late the packets of the last second left.
         self._late_ns: deque[int] = deque(maxlen=50)
         # Streams whose last position has been told.
@@ -163,9 +130,15 @@ class WebRtcCall:
         self._peer = RTCPeerConnection(RTCConfiguration(iceServers=[_ice_server(server) for server in ice_servers]))
         self._peer.on("connectionstatechange", self._on_connection_state)
         self._peer.on("track", self._on_track)
-        self._track = SlotTrack(self.sink, self._clock, self._on_slot)
-        self._track.on("ended", self._on_track_ended)
-        self._transceiver: RTCRtpTransceiver = self._peer.addTransceiver(self._track, direction="sendrecv")
+        self._transceiver: RTCRtpTransceiver = self._peer.addTransceiver("audio", direction="sendrecv")
+        self._sender = SlotSender(
+            self._transceiver.sender,
+            self.sink,
+            pacer or Pacer(self._clock),
+            clock=self._clock,
+            on_slot=self._on_slot,
+            on_end=self._on_sending_ended,
+        )
         capabilities = RTCRtpSender.getCapabilities("audio").codecs
         self._transceiver.setCodecPreferences([codec for codec in capabilities if codec.mimeType == "audio/opus"])
 
@@ -304,7 +277,6 @@ class WebRtcCall:
         except Exception:
             logger.exception("a peer connection did not close cleanly")
         finally:
-            self._track.stop()
             self._uplink_ready.set()
             self.closed.set()
 
@@ -344,9 +316,8 @@ class WebRtcCall:
         elif state == "closed":
             self._begin_close(self._why_ended())
 
-    def _on_track_ended(self) -> None:
-        # aiortc ends the track when it cannot send any more, and nothing can start it again: a call that stays silent
-        # is over.
+    def _on_sending_ended(self) -> None:
+        # Nothing can start a sender again: a call that stays silent is over.
         self._begin_close(self._why_ended())
 
     def _why_ended(self) -> str:
@@ -363,12 +334,8 @@ class WebRtcCall:
     def _on_slot(self, slot: Slot, now: int) -> None:
         assert self.sink.clock is not None
         self._late_ns.append(now - self.sink.clock.leaves_at(slot.index))
-        if self._playhead is None and self._previous_slot is not None:
-            # aiortc adds a random origin of its own to our timestamps and keeps it in a local variable; the timestamp
-            # of the packet that left last tells it.
-            sent_rtp: int = self._transceiver.sender._RTCRtpSender__rtp_timestamp  # type: ignore[attr-defined]
-            self._playhead = Playhead(self.sink.clock, rtp.add(sent_rtp, -self._previous_slot.ticks))
-        self._previous_slot = slot
+        if self._playhead is None:
+            self._playhead = Playhead(self.sink.clock, self._sender.origin_rtp)
 
     def _follow(self, now: int) -> None:
         """Let speech go, or hold it, as the listener plays or not."""

@@ -50,8 +50,8 @@ class Conversation:
         self.listener.on_heard = self._changed.set
         self.call = WebRtcCall(on_report=self._on_report, **options)
         self.slots: list[Slot] = []
-        on_slot = self.call._track._on_slot
-        self.call._track._on_slot = lambda slot, now: (self.slots.append(slot), on_slot(slot, now))
+        on_slot = self.call._sender._on_slot
+        self.call._sender._on_slot = lambda slot, now: (self.slots.append(slot), on_slot(slot, now))
 
     def _on_report(self, report: PlaybackReport) -> None:
         self.reports.append(report)

@@ -1,0 +1,116 @@
+"""One ticker for all calls, on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from breeze_rtc.clock import MS, SECOND, MonotonicClock
+from breeze_rtc.transport.pacer import PHASE_NS, PHASES, Pacer, Phases, Tick
+from breeze_rtc.transport.playout import SLOT_NS
+
+T0 = 7 * SECOND + 123
+
+
+def test_each_call_is_told_once_a_slot_never_early() -> None:
+    """Ten calls over five phases for a second: fifty times each, 20 ms apart."""
+    phases, now = Phases(), T0
+    told: dict[int, list[int]] = {call: [] for call in range(10)}
+    first_at = {call: phases.join(lambda call=call: told[call].append(now), now) for call in told}
+    while (next_at := phases.next_at()) is not None and next_at < T0 + SECOND:
+        now = next_at
+        phases.run(now)
+    assert all(times == [first_at[call] + k * SLOT_NS for k in range(50)] for call, times in told.items())
+
+
+def test_calls_spread_evenly_over_the_phases() -> None:
+    """A new one takes the emptiest phase, of several the one that comes first."""
+    phases = Phases()
+    starts = [phases.join(lambda call=call: None, T0) for call in range(3 * PHASES)]
+    assert Counter(start % SLOT_NS for start in starts) == dict.fromkeys((p * PHASE_NS for p in range(PHASES)), 3)
+    assert 0 < starts[0] - T0 <= PHASE_NS
+
+
+def test_one_that_comes_back_keeps_its_phase() -> None:
+    """Its slot clock goes on, so its packets must leave at the old times."""
+    phases = Phases()
+    first = phases.join(lambda: None, T0)
+    back = phases.join(lambda: None, T0 + SECOND, start_ns=first)
+    assert (back - first) % SLOT_NS == 0
+
+
+def test_a_stall_is_one_call_to_each() -> None:
+    """What was missed, the slot clock knows; the ticker does not make up for it."""
+    phases = Phases()
+    told: list[str] = []
+    phases.join(lambda: told.append("a"), T0)
+    phases.join(lambda: told.append("b"), T0)
+    phases.run(T0 + SECOND)
+    assert sorted(told) == ["a", "b"]
+    next_at = phases.next_at()
+    assert next_at is not None
+    assert T0 + SECOND < next_at <= T0 + SECOND + SLOT_NS
+
+
+def test_one_who_left_is_not_told_any_more() -> None:
+    """Not even in the round in which another sends it away; and without anybody there is nothing to wake for."""
+    phases, now = Phases(), T0
+    told: list[str] = []
+
+    def last() -> None:
+        told.append("last")
+
+    def first() -> None:
+        phases.leave(last)
+
+    phases.join(first, now)
+    phases.join(last, now, start_ns=phases.next_at())
+    phases.run(now + SLOT_NS)
+    phases.leave(first)
+    phases.leave(first)
+    assert told == []
+    assert phases.next_at() is None
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["join", "leave", "run"]), st.integers(0, 60)), max_size=60))
+def test_nobody_is_told_twice_and_somebody_is_always_next(script: list[tuple[str, int]]) -> None:
+    """Whoever comes, goes or stalls, and whenever the ticker gets to run."""
+    phases, now = Phases(), T0
+    told: list[str] = []
+    members: list[Tick] = []
+    for number, (verb, ms) in enumerate(script):
+        now += ms * MS
+        if verb == "join":
+            members.append(lambda name=str(number): told.append(name))
+            assert now < phases.join(members[-1], now) <= now + SLOT_NS
+        elif verb == "leave" and members:
+            phases.leave(members.pop())
+        else:
+            told.clear()
+            phases.run(now)
+            assert len(set(told)) == len(told) <= len(members)
+            next_at = phases.next_at()
+            assert (next_at is None) == (not members)
+            assert next_at is None or now < next_at <= now + SLOT_NS
+
+
+async def test_it_runs_on_the_loop_and_holds_no_timer_without_calls() -> None:
+    """Real time: never early, and quiet when the last call has left."""
+    pacer, clock, done = Pacer(), MonotonicClock(), asyncio.Event()
+    times: list[int] = []
+
+    def tick() -> None:
+        times.append(clock.now())
+        if len(times) == 5:
+            pacer.leave(tick)
+            done.set()
+
+    first_at = pacer.join(tick)
+    await asyncio.wait_for(done.wait(), 10)
+    assert times[0] >= first_at
+    assert [time >= first_at + k * SLOT_NS for k, time in enumerate(times)] == [True] * 5
+    assert pacer._timer is None

@@ -1,0 +1,154 @@
+"""What leaves for the listener, packet by packet, as an aiortc receiver sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiortc import RTCSessionDescription
+from aiortc.rtp import RtcpSrPacket, RtpPacket
+from python_listener import PythonListener, clock
+
+from breeze_rtc.clock import MS, SECOND, wall_offset_ns
+from breeze_rtc.media import rtp
+from breeze_rtc.transport.webrtc import WebRtcCall
+
+NTP_EPOCH_S = 2_208_988_800
+
+
+class Wire:
+    """A call, its listener, and all packets and sender reports that came."""
+
+    def __init__(self) -> None:
+        self.call = WebRtcCall()
+        self.listener = PythonListener()
+        self.packets: list[RtpPacket] = []
+        self.sender_reports: list[RtcpSrPacket] = []
+
+    def listen(self) -> None:
+        receiver: Any = self.listener._transceiver.receiver
+        on_rtp, on_rtcp = receiver._handle_rtp_packet, receiver._handle_rtcp_packet
+
+        async def rtp_packet(packet: RtpPacket, arrival_time_ms: int) -> None:
+            self.packets.append(packet)
+            await on_rtp(packet, arrival_time_ms)
+
+        async def rtcp_packet(packet: Any) -> None:
+            if isinstance(packet, RtcpSrPacket):
+                self.sender_reports.append(packet)
+            await on_rtcp(packet)
+
+        receiver._handle_rtp_packet, receiver._handle_rtcp_packet = rtp_packet, rtcp_packet
+
+    async def until(self, predicate: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not predicate():  # noqa: ASYNC110 - what it waits for is on the wire
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[Wire]:
+    wire = Wire()
+    await wire.listener.accept(await wire.call.answer(await wire.listener.offer()))
+    wire.listen()
+    yield wire
+    await wire.call.close()
+    await wire.listener.close()
+
+
+async def test_sequence_numbers_and_timestamps_step_evenly_and_each_packet_names_its_section() -> None:
+    """One more each, 960 ticks more each, and the `mid` that the peer asked for."""
+    async with connected() as wire:
+        await wire.until(lambda: len(wire.packets) >= 20)
+        for a, b in itertools.pairwise(wire.packets):
+            assert (b.sequence_number - a.sequence_number) % 65_536 == 1
+            assert rtp.distance(a.timestamp, b.timestamp) % 960 == 0
+        assert {packet.extensions.mid for packet in wire.packets} == {"0"}
+        assert {packet.ssrc for packet in wire.packets} == {wire.call._transceiver.sender._ssrc}
+        # aiortc marks every packet; a talkspurt begins once.
+        assert {packet.marker for packet in wire.packets[1:]} == {0}
+
+
+async def test_sequence_numbers_wrap() -> None:
+    """The encryption's rollover counter goes with them."""
+    async with connected() as wire:
+        wire.call._sender._sequence = 65_530
+        await wire.until(lambda: any(packet.sequence_number == 5 for packet in wire.packets))
+
+
+async def test_sender_reports_lie_on_the_slot_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their pairs of wall time and timestamp are one line, without the jitter of sending; they count what was sent."""
+    monkeypatch.setattr("aiortc.rtcrtpsender.random.random", lambda: -0.4)
+    async with connected() as wire:
+        await wire.until(lambda: len(wire.sender_reports) >= 5)
+        slots = wire.call.sink.clock
+        assert slots is not None
+        offset = wall_offset_ns()
+        infos = [report.sender_info for report in wire.sender_reports]
+        for info in infos:
+            ticks = rtp.distance(wire.call._sender.origin_rtp, info.rtp_timestamp)
+            wall_ns = (info.ntp_timestamp * SECOND >> 32) - NTP_EPOCH_S * SECOND
+            assert abs(wall_ns - offset - slots.time_of(ticks)) < MS
+            # Slot 0 is packet 1, unless the test machine missed slots.
+            assert info.packet_count <= ticks // 960 + 1
+            assert info.octet_count == 3 * info.packet_count  # Silence.
+        assert len({info.ntp_timestamp for info in infos}) == len(infos)
+
+
+async def test_statistics_are_as_with_aiortcs_own_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packets sent, and the round trip from the listener's receiver reports."""
+    monkeypatch.setattr("aiortc.rtcrtpsender.random.random", lambda: -0.4)
+    monkeypatch.setattr("aiortc.rtcrtpreceiver.random.random", lambda: -0.4)
+    async with connected() as wire:
+        found: dict[str, Any] = {}
+        async with asyncio.timeout(60):
+            while getattr(found.get("remote-inbound-rtp"), "roundTripTime", None) is None:
+                await asyncio.sleep(0.05)
+                found = {stats.type: stats for stats in (await wire.call._transceiver.sender.getStats()).values()}
+        assert 0 <= found["remote-inbound-rtp"].roundTripTime < 1
+        assert found["outbound-rtp"].packetsSent > 5
+
+
+async def test_timestamps_go_on_through_a_renegotiation() -> None:
+    """The peer offers again: same source, same clock, no packet lost."""
+    async with connected() as wire:
+        await wire.until(lambda: len(wire.packets) >= 10)
+        before = len(wire.packets)
+        await wire.listener.peer.setLocalDescription(await wire.listener.peer.createOffer())
+        peer = wire.call._peer
+        await peer.setRemoteDescription(RTCSessionDescription(wire.listener.peer.localDescription.sdp, "offer"))
+        await peer.setLocalDescription(await peer.createAnswer())
+        await wire.listener.peer.setRemoteDescription(RTCSessionDescription(peer.localDescription.sdp, "answer"))
+        await wire.until(lambda: len(wire.packets) >= before + 20)
+        assert len({packet.ssrc for packet in wire.packets}) == 1
+        for a, b in itertools.pairwise(wire.packets):
+            assert (b.sequence_number - a.sequence_number) % 65_536 == 1
+        slots = wire.call.sink.clock
+        assert slots is not None
+        assert (
+            abs(rtp.distance(wire.call._sender.origin_rtp, wire.packets[-1].timestamp) - slots.ticks_at(clock.now()))
+            < 48_000
+        )
+
+
+async def test_calls_share_a_ticker_and_leave_it() -> None:
+    """One timer for both; none when they are closed."""
+    from breeze_rtc.transport.pacer import Pacer
+
+    pacer = Pacer()
+    calls = [WebRtcCall(pacer=pacer) for _ in range(2)]
+    listeners = [PythonListener() for _ in calls]
+    for call, listener in zip(calls, listeners, strict=True):
+        await listener.accept(await call.answer(await listener.offer()))
+        await asyncio.wait_for(listener.played.wait(), 30)
+    starts = [call.sink.clock.start_ns for call in calls if call.sink.clock is not None]
+    assert len({start % (20 * MS) for start in starts}) == 2
+    for call, listener in zip(calls, listeners, strict=True):
+        await call.close()
+        await listener.close()
+    assert pacer._timer is None
+    assert pacer._phases.next_at() is None
