@@ -13,7 +13,7 @@ from typing import Any
 from ..clock import US
 from ..errors import Overloaded
 from .predictor import Predictor
-from .step import AudioReady, DeadlineMissed, Stage, Step, StreamFailed, StreamFinished, StreamRefused
+from .step import AudioReady, DeadlineMissed, Stage, Step, StreamAdmitted, StreamFailed, StreamFinished, StreamRefused
 from .stream import NEVER, Priority
 from .trace import Played, Replay
 
@@ -77,6 +77,8 @@ class StreamLine:
     rows: int
     interactive: bool
     opened_ns: int
+    admitted_ns: int | None = None
+    """When there was room for it, if it had to wait."""
     refused: str = ""
     """Why there was no room for it; nothing else happened to it then."""
     texts: list[tuple[int, int]] = field(default_factory=list)
@@ -259,6 +261,8 @@ class Timeline:
                 case StreamFailed(stream, _, error):
                     self._line(stream).error = error
                     self._end_stream(stream, now, "failed")
+                case StreamAdmitted(stream):
+                    self._line(stream).admitted_ns = now
                 case StreamRefused(stream, detail):
                     self._line(stream).refused = detail
                     self._end_stream(stream, now, "refused")
@@ -371,6 +375,7 @@ class Timeline:
             "interactive": line.interactive,
             "rows": line.rows,
             "opened": self._us(line.opened_ns),
+            "admitted": None if line.admitted_ns is None else self._us(line.admitted_ns),
             "refused": line.refused,
             "ended": None if line.ended_ns is None else self._us(line.ended_ns),
             "ending": line.ending,

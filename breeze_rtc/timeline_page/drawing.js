@@ -458,6 +458,14 @@ function drawMarks(c, stream, y, top, bottom, left, right, isSmall) {
       c.textAlign = "left";
     }
   }
+  if (stream.admitted !== null && xOf(stream.admitted) - left > 1) {
+    c.fillStyle = colour.line;
+    c.fillRect(left, bottom - 12, xOf(stream.admitted) - left, 12);
+    if (xOf(stream.admitted) - left > 60) {
+      c.fillStyle = colour["ink-2"];
+      c.fillText("queued", left + 4, bottom - 6);
+    }
+  }
   // Text that came in.
   c.fillStyle = colour.text;
   for (const [t] of isSmall ? [] : stream.texts) {

@@ -280,6 +280,7 @@ function streamPanel(stream) {
     ${factList([
       ["Class", stream.class + (stream.interactive ? "" : ", not interactive: no lead cap")],
       ["Opened", clock(stream.opened)],
+      ["Queued", stream.admitted !== null && `for ${duration(stream.admitted - stream.opened)}, until there was room`],
       ["Text", `${plural(tokens, "token")} in ${plural(texts.length, "piece")}`],
       ["First sound", sounds.length && texts.length ? `after ${duration(sounds[0][0] - texts[0][0])}` : "none"],
       ["Sound", `${duration(micros(stream.samples))} in ${plural(sounds.length, "chunk")}`],

@@ -216,6 +216,22 @@ def test_streams_that_were_refused_or_failed_or_are_open_say_so() -> None:
     assert sum(stage.steps for stage in summary.stages) == summary.steps - 1
 
 
+def test_a_stream_that_waited_for_room_says_for_how_long() -> None:
+    """From its opening until another made room for it."""
+    desk = Desk()
+    for stream in (1, 2, 3):
+        desk.open(stream)
+    opened_at = desk.now
+    desk.run_dry()
+    desk.scheduler.cancel(1, desk.now)
+    desk.run_dry()
+    lines = {line.stream: line for line in Timeline(desk.lines).streams}
+    assert lines[1].admitted_ns is None
+    assert lines[3].opened_ns == opened_at
+    assert lines[3].admitted_ns == lines[1].ended_ns
+    assert lines[3].sounds
+
+
 def test_a_report_that_grows_old_shows() -> None:
     """With nobody's input between, the deadline comes nearer each time the report is trusted less."""
     desk = Desk()
