@@ -73,7 +73,7 @@ class StreamLine:
     """One utterance, from its opening to its last sample."""
 
     stream: int
-    priority: int
+    priority: Priority
     rows: int
     interactive: bool
     opened_ns: int
@@ -126,7 +126,8 @@ class Summary:
     refused: int
     steps: int
     first_sound_p50_ns: int | None
-    """From a stream's first text to its first chunk; None when nobody spoke."""
+    """From a stream's first text to its first chunk, over the streams that somebody listens to (all, if nobody does to
+    any); None when nobody spoke."""
     first_sound_p95_ns: int | None
     missed: int
     """Chunks that came after the listener had run dry."""
@@ -237,7 +238,7 @@ class Timeline:
     def _begin_stream(self, played: Played) -> None:
         stream, _, _, priority, rows, interactive = played.values
         place = len(self.streams)
-        line = StreamLine(stream, priority, rows, interactive, played.now)
+        line = StreamLine(stream, Priority(priority), rows, interactive, played.now)
         self.streams.append(line)
         if isinstance(played.answer, Overloaded):
             line.refused = played.answer.detail
@@ -304,7 +305,9 @@ class Timeline:
     # ---- what comes of it --------------------------------------------------------------------------------------------
 
     def summary(self) -> Summary:
-        firsts = sorted(line.first_sound_ns for line in self.streams if line.first_sound_ns is not None)
+        spoke = [line for line in self.streams if line.first_sound_ns is not None]
+        heard = [line for line in spoke if line.priority is not Priority.BATCH] or spoke
+        firsts = sorted(line.first_sound_ns for line in heard if line.first_sound_ns is not None)
         stages = []
         for stage in Stage:
             done = [line for line in self.steps if line.step.stage is stage and line.end_ns]
@@ -371,7 +374,7 @@ class Timeline:
     def _stream_data(self, line: StreamLine) -> dict[str, Any]:
         return {
             "id": line.stream,
-            "class": Priority(line.priority).name.lower(),
+            "class": line.priority.name.lower(),
             "interactive": line.interactive,
             "rows": line.rows,
             "opened": self._us(line.opened_ns),

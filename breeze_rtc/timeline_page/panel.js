@@ -15,8 +15,10 @@ function head() {
   $("length").textContent = `${duration(data.span)} recorded`;
   figure("Streams", sum.streams.toLocaleString("en"), sum.refused ? `${sum.refused} refused` : "");
   figure("Steps", sum.steps.toLocaleString("en"));
-  const ms = (ns) => (ns === null ? "–" : (ns / 1e6).toFixed(ns < 1e7 ? 1 : 0));
-  figure("First packet p50 / p95", `${ms(sum.first_sound_p50_ns)} / ${ms(sum.first_sound_p95_ns)}`, "ms");
+  const [p50, p95] = [sum.first_sound_p50_ns, sum.first_sound_p95_ns];
+  const [unit, ns, digits] = p95 < 1e10 ? ["ms", 1e6, p95 < 1e7 ? 1 : 0] : ["s", 1e9, 1];
+  const firsts = p50 === null ? "–" : `${(p50 / ns).toFixed(digits)} / ${(p95 / ns).toFixed(digits)}`;
+  figure("First packet p50 / p95", firsts, p50 === null ? "" : unit);
   const missed = figure(
     "Missed deadlines",
     sum.missed ? `<button>${sum.missed.toLocaleString("en")}</button>` : "0",
@@ -151,7 +153,8 @@ function tipText(found) {
     }
     default: {
       const p = positionAt(found.stream, found.t);
-      if (!p) return `<b>#${found.stream.id}</b> has not spoken yet`;
+      const isQueued = found.stream.admitted !== null && found.t < found.stream.admitted;
+      if (!p) return `<b>#${found.stream.id}</b> ${isQueued ? "waits for room" : "has not spoken yet"}`;
       const said = [
         `<b>#${found.stream.id}</b> has heard ${(micros(p.heard) / 1e6).toFixed(2)} s`,
         `<b>${duration(micros(p.delivered - p.heard))}</b> made and unheard`,

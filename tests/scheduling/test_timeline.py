@@ -14,7 +14,7 @@ from breeze_rtc.scheduling.machines import H100_GRAPH_COSTS, H100_SPECS, warmed_
 from breeze_rtc.scheduling.scheduler import Scheduler
 from breeze_rtc.scheduling.simulator import LazyCapture, Outcome, SimulatedListener, Utterance, simulate
 from breeze_rtc.scheduling.step import RowResult, Stage, StageSpec, Step, StepResult, Why
-from breeze_rtc.scheduling.stream import Feed
+from breeze_rtc.scheduling.stream import Feed, Priority
 from breeze_rtc.scheduling.timeline import Timeline
 from breeze_rtc.scheduling.trace import TraceWriter, replay
 
@@ -146,8 +146,8 @@ class Desk:
             trace=TraceWriter(self.lines.append),
         )
 
-    def open(self, stream: int) -> None:
-        self.scheduler.open(stream, self.now, feed=Feed.PREFIX, max_frames=40)
+    def open(self, stream: int, priority: Priority = Priority.LIVE) -> None:
+        self.scheduler.open(stream, self.now, feed=Feed.PREFIX, max_frames=40, priority=priority)
         self.scheduler.push_text(stream, 20, self.now)
         self.scheduler.end_text(stream, self.now)
 
@@ -266,6 +266,24 @@ def test_figures_of_the_whole_run() -> None:
     # Text, prefill, depth, codec.
     assert (summary.first_sound_p50_ns, summary.first_sound_p95_ns) == (20 * MS, 20 * MS)
     assert summary.missed == 0
+
+
+def test_first_packets_are_those_that_somebody_waits_for() -> None:
+    """A file that is written when there is time says nothing about how soon a caller is answered."""
+    desk = Desk()
+    desk.open(1, priority=Priority.BATCH)
+    desk.now += 3 * MS
+    desk.open(2)
+    desk.run_dry()
+    timeline = Timeline(desk.lines)
+    file, call = timeline.streams
+    summary = timeline.summary()
+    assert call.first_sound_ns == summary.first_sound_p50_ns == summary.first_sound_p95_ns
+    assert file.first_sound_ns not in {None, call.first_sound_ns}
+    desk = Desk()
+    desk.open(1, priority=Priority.BATCH)
+    desk.run_dry()
+    assert Timeline(desk.lines).summary().first_sound_p50_ns is not None
 
 
 def test_a_run_in_which_nobody_spoke_has_no_first_packet() -> None:
