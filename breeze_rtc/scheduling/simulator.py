@@ -172,6 +172,7 @@ class _Player:
             self.starts_at = now + self._buffer_ns
         if self._dry_since is not None:
             self.gaps += 1
+            assert now >= self._dry_since
             self.gap_ns += now - self._dry_since
             self._dry_since = None
         self.arrived_ns += duration_ns
@@ -402,7 +403,8 @@ class _Simulation:
             outcome.first_packet_ns = self._now - outcome.arrival_ns
             call.first_sent_ns = self._now
             if listener.report_every_ns:
-                self._at(self._now + listener.report_every_ns, partial(self._report, stream, call))
+                then = self._now + listener.report_every_ns
+                self._at(then, partial(self._report, stream, call, then))
         call.ideal_dry_ns = max(call.ideal_dry_ns, self._now) + duration_ns
         outcome.most_ahead_ns = max(outcome.most_ahead_ns, call.ideal_dry_ns - self._now)
         jitter_ns = int(self._uniform() * listener.jitter_ns) if listener.jitter_ns and self._uniform else 0
@@ -424,8 +426,8 @@ class _Simulation:
         if is_first and listener.pause is not None and listener.report_every_ns:
             assert player.starts_at is not None
             begins_at = player.starts_at + listener.pause[0]
-            self._at(begins_at, partial(self._say, stream, call))
-            self._at(begins_at + listener.pause[1], partial(self._say, stream, call))
+            for at in (begins_at, begins_at + listener.pause[1]):
+                self._at(at, partial(self._say, stream, call, at))
         if self._until_heard and not call.on_its_way:
             self._listen(stream, call, at_ns)
         elif listener.barge_in_samples is not None:
@@ -465,16 +467,17 @@ class _Simulation:
         if not is_begun:
             self._begin_next()
 
-    def _report(self, stream: int, call: _Call) -> None:
+    def _report(self, stream: int, call: _Call, at_ns: int) -> None:
         if not call.is_over and not call.is_listened_to:
-            self._say(stream, call)
-            self._at(self._now + call.utterance.listener.report_every_ns, partial(self._report, stream, call))
+            self._say(stream, call, at_ns)
+            then = at_ns + call.utterance.listener.report_every_ns
+            self._at(then, partial(self._report, stream, call, then))
 
-    def _say(self, stream: int, call: _Call) -> None:
-        """The player says where it is."""
+    def _say(self, stream: int, call: _Call, at_ns: int) -> None:
+        """The player says where it is at `at_ns`, which is not later than now: the machine may have been at work."""
         if call.is_over or call.is_listened_to:
             return
-        listener, player, at_ns = call.utterance.listener, call.player, self._now
+        listener, player = call.utterance.listener, call.player
         player.advance(at_ns)
         report = PlaybackReport(
             stream=stream,
