@@ -1,8 +1,9 @@
 """SIMULATED: what each improvement, and each rule of the scheduler, is worth; the published ablation in shape.
 
-First the published ladder, closed loop at 16 streams, 300 requests a run: fixed chunks of 16 frames, progressive
-chunks, the depth decoder compiled, graphs everywhere, the Predictor; and what this product adds, the lead cap.  Then
-the product with one of its eight rules switched off at a time: at 16 and at 48 streams in a closed loop, at 14 and 20
+First the published ladder, closed loop at 16 streams, 300 requests a run: fixed chunks of 16 frames, new streams
+first, progressive chunks, the depth decoder compiled, graphs everywhere, the Predictor; and what this product adds,
+the lead cap.  Then the product at 16 and 48 streams with guards of 0 to 20 ms between a predicted end and a deadline;
+and with one of its eight rules switched off at a time: at 16 and at 48 streams in a closed loop, at 14 and 20
 requests per second at random, and with 16 arriving at once while 24 are spoken to.
 
 The scheduler is the one that serves; the machine is a table of step times, printed with the figures, fitted to what
@@ -75,7 +76,13 @@ class Rung:
 
 
 RUNGS = (
-    Rung("fixed chunks of 16", H100["own_loop"], replace(BEFORE, ladder=(16,)), "1626"),
+    Rung(
+        "fixed chunks of 16, in turn",
+        H100["own_loop"],
+        replace(BEFORE, ladder=(16,), first_sound=FirstSound.IN_ORDER),
+        "1626",
+    ),
+    Rung("new streams first", H100["own_loop"], replace(BEFORE, ladder=(16,))),
     Rung("progressive chunks", H100["own_loop"], BEFORE, "136"),
     Rung("compiled depth", H100["compiled_depth"], BEFORE, "85"),
     Rung("graphs", H100["graphs"], BEFORE, "38", "14"),
@@ -83,6 +90,8 @@ RUNGS = (
     Rung("Predictor", H100["graphs"], PUBLISHED, "38 / 52", "0"),
     Rung("lead cap: the product", H100["graphs"], Policy(uses_reports=False)),
 )
+
+KEYS = ("fixed", "new_first", "progressive", "compiled", "graphs", "captures", "predictor", "product")
 
 PRODUCT = Policy()
 RULES: Mapping[str, Policy] = {
@@ -272,15 +281,17 @@ def main() -> None:
         ladder[rung.name] = measure(
             loop, rung.policy, chars, costs=rung.costs, captures=rung.captures, seeds=seeds, count=count
         )
-        said = (
-            f"   published: {rung.published_ms} ms"
-            if rung.published_ms
-            else "   published:"
-            if rung.published_gaps
-            else ""
-        )
-        said += f", {rung.published_gaps} gaps" if rung.published_gaps else ""
-        print(line(rung.name, ladder[rung.name], said), flush=True)
+        said = [f"{rung.published_ms} ms"] if rung.published_ms else []
+        said += [f"{rung.published_gaps} gaps"] if rung.published_gaps else []
+        print(line(rung.name, ladder[rung.name], "   published: " + ", ".join(said) if said else ""), flush=True)
+    guards: dict[str, dict[int, Any]] = {}
+    for scene in SCENES[:1] if options.quick else SCENES[:2]:
+        print(f"\n{scene.name}, the product with other guards:")
+        guards[scene.name] = {}
+        for guard_ms in (0, 20) if options.quick else (0, 4, 8, 12, 20):
+            policy = replace(PRODUCT, guard_ns=guard_ms * MS)
+            guards[scene.name][guard_ms] = measure(scene, policy, chars, seeds=seeds, count=count)
+            print(line(f"guard {guard_ms} ms", guards[scene.name][guard_ms]), flush=True)
     rules: dict[str, dict[str, Any]] = {rule: {} for rule in RULES}
     scenes = SCENES[1:3] if options.quick else SCENES
     for scene in scenes:
@@ -293,21 +304,17 @@ def main() -> None:
 
     if options.json:
         tables = {name: table_text(H100[name]) for name in ("own_loop", "compiled_depth", "graphs")}
-        write_json(options.json, options, step_times_ms=tables, ladder=ladder, rules=rules)
+        write_json(options.json, options, step_times_ms=tables, ladder=ladder, guards=guards, rules=rules)
     if options.plot:
         plot(options.plot, ladder, rules)
     figures = ["simulated=1"]
-    for key, name in (
-        ("fixed", RUNGS[0].name),
-        ("progressive", RUNGS[1].name),
-        ("compiled", RUNGS[2].name),
-        ("graphs", RUNGS[3].name),
-        ("predictor", RUNGS[5].name),
-        ("product", RUNGS[6].name),
-    ):
+    for key, name in zip(KEYS, ladder, strict=True):
         figures.append(f"{key}_p50_ms={mean(ladder[name]['first_p50_ms']):.1f}")
         figures.append(f"{key}_gaps={mean(ladder[name]['gap_requests']):.1f}")
-    figures.append(f"product_p95_ms={mean(ladder[RUNGS[6].name]['first_p95_ms']):.1f}")
+    figures.append(f"product_p95_ms={mean(ladder[RUNGS[-1].name]['first_p95_ms']):.1f}")
+    for scene, by_guard in guards.items():
+        gaps = sum(sum(measured["gap_requests"]) for measured in by_guard.values())
+        figures.append(f"gaps_at_all_guards_c{scene.split()[0]}={gaps}")
     print("RESULT", *figures)
 
 
