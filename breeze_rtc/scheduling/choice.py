@@ -327,14 +327,8 @@ class Chooser:
             case Order.SLACK:
                 return lambda s: (s.slack_ns if s.delivered else s.ready_ns + DEFERRAL_NS[s.priority] - now, s.id)
 
-    def _lead_ns(self, s: Stream, now: int) -> int:
-        """Sound in hand; before the first, the time that has been waited for it, below zero."""
-        if not s.delivered:
-            return s.ready_ns - now
-        return s.listener.dry_at(now) - now + s.pending * self._frame_ns
-
     def _is_critical(self, s: Stream, now: int) -> bool:
-        return not s.delivered or self._lead_ns(s, now) < HORIZON_NS
+        return not s.delivered or s.listener.dry_at(now) - now < HORIZON_NS
 
     def _worth(self, s: Stream, now: int) -> int:
         """What not serving the stream for `HORIZON_NS` would take from its quality of experience, in billionths.
@@ -342,7 +336,9 @@ class Chooser:
         Quality is one less the area by which the sound heard lags behind the sound expected, over the whole area
         expected by then: the same silence hurts a short utterance more than a long one.
         """
-        silence_us = max(0, HORIZON_NS - self._lead_ns(s, now)) // 1_000
+        # Before the first sound: minus the time that has been waited for it.
+        lead_ns = (s.listener.dry_at(now) if s.delivered else s.ready_ns) - now
+        silence_us = max(0, HORIZON_NS - lead_ns) // 1_000
         expected_us = (s.delivered * self._frame_ns + HORIZON_NS) // 1_000
         return 1_000_000_000 * silence_us**2 // expected_us**2
 
