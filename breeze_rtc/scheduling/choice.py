@@ -5,8 +5,8 @@ Each rule under the one before:
 1. A stream that has not spoken goes first, if what is left of its way to sound fits into the smallest slack of those
    who have; otherwise the streams in danger run, in as small a step as helps them, and the question is asked again.
    Of a prompt too long for anybody's slack, as much is run as fits.
-2. No first sound is put off like that for longer than its class allows (40 ms for a call), except that a stream that
-   this would make late gets every other step.
+2. No first sound is put off like that for longer than its class allows (40 ms for a call); but after each of its steps
+   then, those who have spoken get a frame step and a codec step.
 3. Among those who have spoken, finished chunks go to the codec when the rest can spare the time; otherwise the least
    slack decides, and ready rows of the same shape ride along.  A full chunk waits for one frame step, once, if the
    cost table says that sharing a codec step with those whose chunks that step fills saves time, and everybody's slack
@@ -28,14 +28,16 @@ from .forecast import Forecast
 from .policy import FirstSound, Order, Policy
 from .step import Stage, StageSpec, Why
 from .stream import NEVER, Feed, Priority, Stream
-from .survey import Survey, Work
+from .survey import Survey, Work, by_slack
 
 DEFERRAL_NS = {Priority.LIVE: 40 * MS, Priority.STREAM: 160 * MS, Priority.BATCH: 1_000 * MS}
 """How long a first sound may wait for others."""
+OWED_STEPS = 2
+"""After each step of a first sound that has waited as long as it may, though it fits into nobody's slack, so many go to
+those who have spoken: a frame and its way through the codec."""
 HORIZON_NS = SECOND
 """`Order.CRITICAL`: less sound in hand is critical.  `Order.QOE`: how far ahead a choice is weighed."""
 
-_slack = attrgetter("slack_ns", "id")
 _arrival = attrgetter("priority", "ready_ns", "id")
 
 
@@ -66,8 +68,8 @@ class Chooser:
         self._longest_interactive = longest_chunk(policy.ladder, frame_ns, policy.lead_cap_ns)
         # The largest chunk that so many frames fill.
         self._rungs = [largest_rung(policy.ladder, frames) for frames in range(policy.ladder[-1] + 1)]
-        # The last step was a first sound that waited as long as it may, though it may make somebody late.
-        self._was_forced = False
+        # Steps that those who have spoken are owed, because a first sound went before them that did not fit.
+        self._owed = 0
 
     def choose(self, work: Work, now: int) -> Choice | None:
         """What to run; None when nothing is due."""
@@ -102,14 +104,14 @@ class Chooser:
                 break
             way_ns = forecast.way_to_sound_ns(waiting[:many])
         if many:
-            self._was_forced = False
+            self._owed = 0
             return self._first_step_of(waiting[:many], work, Why.FIRST_SOUND_FITS)
         if policy.deferral_is_bounded:
             overdue = [s for s in waiting if now - s.ready_ns >= DEFERRAL_NS[s.priority]]
-            if overdue and not (self._was_forced and forecast.way_to_sound_ns(overdue) > spare_ns):
-                self._was_forced = True
+            if overdue and not self._owed:
+                self._owed = OWED_STEPS
                 return self._first_step_of(overdue, work, Why.FIRST_SOUND_OVERDUE, spare_ns)
-        self._was_forced = False
+        self._owed = max(0, self._owed - 1)
         piece = self._piece_of_prompt(waiting, spare_ns)
         if piece is not None:
             return piece
@@ -127,7 +129,7 @@ class Chooser:
         """
         decodable = [s for s in waiting if s.made and (s.made >= s.target or not s.can_generate)]
         if decodable:
-            return self._decode(decodable + sorted(work.codec, key=_slack), work, why)
+            return self._decode(decodable + work.codec, work, why)
         texts = [s for s in waiting if s.can_encode]
         if texts:
             return Choice(Stage.TEXT, texts + work.text, why)
@@ -160,11 +162,11 @@ class Chooser:
     def _go_on(self, work: Work) -> Choice | None:
         """Rule 3: a step for streams that have spoken; None when none of them is due."""
         forecast = self._forecast
-        codec, text = sorted(work.codec, key=_slack), sorted(work.text, key=_slack)
+        codec, text = work.codec, sorted(work.text, key=by_slack)
         # Frames are urgent for those who have none in hand: what the others need next is the codec.
-        backbone = sorted(work.begins, key=_slack)
+        backbone = sorted(work.begins, key=by_slack)
         frame_ns = backbone[0].slack_ns if backbone else NEVER
-        backbone += sorted(work.fills, key=_slack)
+        backbone += sorted(work.fills, key=by_slack)
         # Text is urgent for those who have nothing to speak without it.
         text_ns = min((s.slack_ns for s in text if s.starved_at is not None), default=NEVER)
         if codec:
@@ -172,8 +174,10 @@ class Chooser:
             other_ns = min(text_ns, frame_ns)
             frames = self._ready_rung(codec[0])
             group = codec if len(codec) == 1 else [s for s in codec if self._ready_rung(s) == frames]
-            codec_first_ns = max(0, -codec[0].slack_ns, forecast.codec_ns(len(group), frames) - other_ns)
-            codec_last_ns = max(0, -other_ns, work.rescue_ns - codec[0].slack_ns)
+            decode_ns = forecast.codec_ns(len(group), frames)
+            spare_ns = codec[0].slack_ns + self._survey.codec_cost_ns - decode_ns
+            codec_first_ns = max(0, -spare_ns, decode_ns - other_ns)
+            codec_last_ns = max(0, -other_ns, work.rescue_ns - spare_ns)
             if other_ns == NEVER or codec_first_ns <= codec_last_ns:
                 if text_ns == NEVER and backbone and self._waits_for_rows(codec, group, backbone, work):
                     return Choice(Stage.BACKBONE, backbone, Why.JOINS_CODEC)
@@ -238,7 +242,7 @@ class Chooser:
             limit_ns = forecast.frame_ns(least) * 5 // 4
         else:
             least = first.rows
-            limit_ns = work.rescue_ns + first.slack_ns
+            limit_ns = min(work.rescue_ns + first.slack_ns, max(work.codec_spare_ns, forecast.frame_ns(least)))
         if forecast.frame_ns(rows) <= limit_ns:
             return backbone
         fitting = [

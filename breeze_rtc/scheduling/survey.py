@@ -8,11 +8,14 @@ is trusted less, or (NEVER) when something happens to it.
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from operator import attrgetter
 
 from .chunking import flush_at
 from .forecast import Forecast
 from .policy import Policy
 from .stream import NEVER, Stream
+
+by_slack = attrgetter("slack_ns", "id")
 
 LEAST_LEAD_SHARE = 2
 """A resting stream waits for others to begin a chunk with it until one part in this many of the lead cap is left."""
@@ -26,6 +29,7 @@ class Work:
     __slots__ = (
         "begins",
         "codec",
+        "codec_spare_ns",
         "fills",
         "first_sound_ns",
         "frame_ns",
@@ -42,13 +46,15 @@ class Work:
         self.rescue_ns = 0
         # The least slack of all who have spoken, those whose step is out included.
         self.tightest_ns = NEVER
+        # How long the codec may be kept from the chunks that are due.
+        self.codec_spare_ns = NEVER
         # Predicted time until all first sounds that wait would be made; None when none waits.
         self.first_sound_ns: int | None = None
         # Streams with less slack than this keep a first sound waiting.
         self.in_danger_below_ns = -NEVER
         # Not spoken yet, and something to run.
         self.new: list[Stream] = []
-        # Spoken: text to encode; frames to decode; a frame to start, with none in hand or with some.
+        # Spoken: text to encode; frames to decode, least slack first; a frame to start, with none in hand or with some.
         self.text: list[Stream] = []
         self.codec: list[Stream] = []
         self.begins: list[Stream] = []
@@ -137,8 +143,6 @@ class Survey:
             if listener.is_held:
                 s.slack_ns = NEVER
             elif pending:
-                if pending >= s.target:
-                    spare_ns += codec_cost_ns - self.chunk_cost_ns(s.target)
                 s.slack_ns = spare_ns
                 if spare_ns < tightest_ns:  # noqa: PLR1730 (a call takes longer, and this is the innermost loop)
                     tightest_ns = spare_ns
@@ -188,10 +192,35 @@ class Survey:
         for s in frameless:
             s.slack_ns -= work.rescue_ns
             tightest_ns = min(tightest_ns, s.slack_ns)
+        if work.codec:
+            tightest_ns = min(tightest_ns, self._line_up(work, frameless))
         if work.new:
             tightest_ns = min(tightest_ns, min((self.slack(s, now) for s in self._resting.values()), default=NEVER))
         work.tightest_ns = tightest_ns
         return work
+
+    def _line_up(self, work: Work, frameless: list[Stream]) -> int:
+        """The least slack when everybody in a hurry is served one after the other, the earliest deadline first.
+
+        Chunks of one size share a codec step; those of another size wait for it, and so do frames.
+        """
+        codec_cost_ns = self.codec_cost_ns
+        work.codec.sort(key=by_slack)
+        sizes: dict[int, list[Stream]] = {}
+        for s in work.codec:
+            sizes.setdefault(min(s.made - s.delivered, s.target), []).append(s)
+        # (time until the deadline, work)
+        line = [
+            (streams[0].slack_ns + codec_cost_ns, self._forecast.codec_ns(len(streams), size))
+            for size, streams in sizes.items()
+        ]
+        work.codec_spare_ns = _least_slack(line)
+        if not frameless:
+            return work.codec_spare_ns
+        rescue_ns = work.rescue_ns + codec_cost_ns
+        line.append((min(s.slack_ns for s in frameless) + rescue_ns, rescue_ns))
+        line.sort()
+        return _least_slack(line)
 
     def chunk_cost_ns(self, frames: int) -> int:
         """Predicted time of a codec step for chunks of this size, with as many open streams in it as it holds."""
@@ -208,6 +237,7 @@ class Survey:
                 continue
             if s.made == s.started and s.made > s.delivered > 0:
                 work.codec.append(s)
+        work.codec.sort(key=by_slack)
 
     def slack(self, s: Stream, now: int) -> int:
         """Time the stream alone has to spare; NEVER where no sound is owed.  Call `look_up_costs` first.
@@ -316,6 +346,15 @@ class Survey:
         if not self._batching_saves:
             return decode_at, may_at, may_at
         return decode_at, max(may_at, deadline_ns - lead_cap_ns // LEAST_LEAD_SHARE), may_at
+
+
+def _least_slack(line: list[tuple[int, int]]) -> int:
+    """Of (time until the deadline, work), done in this order."""
+    done_ns, least_ns = 0, NEVER
+    for deadline_ns, work_ns in line:
+        done_ns += work_ns
+        least_ns = min(least_ns, deadline_ns - done_ns)
+    return least_ns
 
 
 def can_start(s: Stream) -> bool:

@@ -101,9 +101,13 @@ class Desk:
         self.done(step)
         return step
 
+    def takes_ms(self, step: Step) -> int:
+        return COSTS_MS[step.stage]
+
     def done(self, step: Step, *, error: str = "") -> None:
         self.steps.append(step)
-        self.now += COSTS_MS[step.stage] * MS
+        duration_ns = self.takes_ms(step) * MS
+        self.now += duration_ns
         rows = tuple(
             RowResult(
                 row.stream,
@@ -114,7 +118,7 @@ class Desk:
             )
             for row in step.rows
         )
-        self.scheduler.step_done(step, StepResult(rows, COSTS_MS[step.stage] * MS), self.now)
+        self.scheduler.step_done(step, StepResult(rows, duration_ns), self.now)
         self.happened += self.scheduler.events()
 
     def until(self, at_ms: int) -> None:
