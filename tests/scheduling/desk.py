@@ -76,7 +76,7 @@ class Desk:
         max_frames: int = 200,
         rows: int = 1,
         interactive: bool = True,
-    ) -> int:
+    ) -> int | None:
         """A stream whose whole text is there, and which the model will end after `frames`."""
         slot = self.scheduler.open(
             stream,

@@ -25,7 +25,6 @@ def table(prefill_ms: dict[int, int] | None = None) -> CostTable:
 def stream(*, tokens: int, encoded: int, feed: Feed = Feed.PREFIX, chunk: int = 1) -> Stream:
     s = Stream(
         1,
-        0,
         feed=feed,
         priority=Priority.LIVE,
         rows=1,

@@ -1,22 +1,18 @@
 from __future__ import annotations
 
 import pytest
-from desk import BUCKETS, COSTS_MS, FRAME, FRAME_MS, RATE, SPECS, Desk, costs, stages, streams_of
+from desk import BUCKETS, COSTS_MS, FRAME, FRAME_MS, Desk, costs, stages, streams_of
 
 from breeze_rtc.clock import MS
 from breeze_rtc.playback import PlaybackReport
 from breeze_rtc.scheduling.choice import DEFERRAL_NS
 from breeze_rtc.scheduling.costs import CostTable
 from breeze_rtc.scheduling.policy import Policy
-from breeze_rtc.scheduling.scheduler import Scheduler
 from breeze_rtc.scheduling.step import (
     AudioReady,
     DeadlineMissed,
-    Event,
     RowResult,
     Stage,
-    StageSpec,
-    Step,
     StepResult,
     StreamAdmitted,
     StreamFailed,
