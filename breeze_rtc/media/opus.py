@@ -27,6 +27,33 @@ SILENCE_PACKET = bytes.fromhex("f8fffe")
 """20 ms of digital silence, mono: configuration 31 of RFC 6716 section 3.1 (CELT, full band), then the silence flag."""
 
 
+_FRAME_TICKS = (
+    *(480, 960, 1_920, 2_880) * 3,  # SILK, narrow to wide band
+    *(480, 960) * 2,  # hybrid
+    *(120, 240, 480, 960) * 4,  # CELT
+)
+_MAX_TICKS = 5_760
+
+
+def packet_ticks(payload: bytes) -> int | None:
+    """How long a packet's sound is at 48 kHz, by its first bytes (RFC 6716 section 3.1); None where it is no Opus."""
+    if not payload:
+        return None
+    frame, code = _FRAME_TICKS[payload[0] >> 3], payload[0] & 3
+    if code < 3:
+        return frame if code == 0 else 2 * frame
+    count = payload[1] & 63 if len(payload) > 1 else 0
+    return count * frame if 0 < count * frame <= _MAX_TICKS else None
+
+
+def has_fec(payload: bytes) -> bool:
+    """Whether a mono packet of one frame carries a copy of the frame before it (LBRR, RFC 6716 section 4.2.4)."""
+    # Not in CELT.  A SILK layer begins with a flag of voice for each 20 ms and then the flag that is asked for.
+    if len(payload) < 2 or payload[0] >= 0x80 or payload[0] & 3:
+        return False
+    return bool(payload[1] >> (7 - max(1, _FRAME_TICKS[payload[0] >> 3] // 960)) & 1)
+
+
 class SpeechEncoder:
     """Turns one stream's PCM into 20 ms packets, one for every 20 ms that went in.
 

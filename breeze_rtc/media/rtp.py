@@ -30,6 +30,11 @@ def unwrap(timestamp: int, near_ticks: int, origin: int) -> int:
     return near_ticks + distance(add(origin, near_ticks), timestamp)
 
 
+def unwrap_sequence(sequence: int, near: int) -> int:
+    """The count of packets that the 16-bit `sequence` stands for, chosen nearest to `near`."""
+    return near + (sequence - near + 32_768) % 65_536 - 32_768
+
+
 def ticks_of(samples: int, sample_rate: int) -> int:
     """RTP ticks of `samples` at `sample_rate`, a divisor of 48 kHz."""
     assert RTP_RATE % sample_rate == 0, f"{sample_rate} Hz does not divide 48 kHz"

@@ -142,8 +142,9 @@ class PageCall:
                 self._answer_stream = self._stream
         self._put(_SAY[message["type"]](message))
 
-    def microphone(self) -> AsyncIterator[Samples]:
-        return self._webrtc.uplink()
+    async def microphone(self) -> AsyncIterator[Samples]:
+        async for block in self._webrtc.uplink():
+            yield block.samples
 
     # -- the call's life
 

@@ -310,10 +310,15 @@ def check_offer(sdp: str) -> str:
 
 
 def with_opus_format(sdp: str) -> str:
-    """The answer, with a format line for Opus: mono, and no forward error correction, which our decoder cannot use."""
+    """The answer, with a format line for Opus that says what we want to hear (RFC 7587 section 6.1).
+
+    Mono and wide band, since recognisers work at 16 kHz: a browser then codes in SILK, which carries redundancy for
+    lost packets (in-band FEC, sent when our receiver reports tell of loss), and spends all its bits below 8 kHz.
+    32 kb/s leaves room for both; the browser's own choice for wide band is 20.
+    """
     return re.sub(
         r"(a=rtpmap:(\d+) opus/48000/2\r\n)",
-        r"\1a=fmtp:\2 minptime=20;stereo=0;useinbandfec=0\r\n",
+        r"\1a=fmtp:\2 minptime=20;stereo=0;useinbandfec=1;maxplaybackrate=16000;maxaveragebitrate=32000\r\n",
         sdp,
         count=1,
         flags=re.IGNORECASE,

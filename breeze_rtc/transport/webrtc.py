@@ -10,34 +10,25 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import av
-import numpy as np
-from aiortc import MediaStreamTrack, RTCConfiguration, RTCIceServer, RTCPeerConnection, RTCSessionDescription
-from aiortc.jitterbuffer import JitterBuffer
-from aiortc.mediastreams import MediaStreamError
-from aiortc.rtcrtpreceiver import RTCRtpReceiver
+from aiortc import RTCConfiguration, RTCIceServer, RTCPeerConnection, RTCSessionDescription
 from aiortc.rtcrtpsender import RTCRtpSender
 from aiortc.rtcrtptransceiver import RTCRtpTransceiver
-from numpy.typing import NDArray
 
 from breeze_rtc.clock import MS, SECOND, Clock, MonotonicClock
 from breeze_rtc.errors import PeerError
 from breeze_rtc.media import rtp
-from breeze_rtc.media.resample import Resampler
 from breeze_rtc.playback import PlaybackReport
 from breeze_rtc.transport import signaling
+from breeze_rtc.transport.jitter_buffer import Tally
 from breeze_rtc.transport.pacer import Pacer
 from breeze_rtc.transport.playhead import ESTIMATE_NS, Playhead, Position
 from breeze_rtc.transport.playout import Playout, Slot
 from breeze_rtc.transport.sender import SlotSender
+from breeze_rtc.transport.uplink import Block, Uplink, UplinkReceiver
 
 logger = logging.getLogger(__name__)
-
-UPLINK_RATE = 16_000
-UPLINK_BLOCK = 320
-"""20 ms."""
 
 _REPORT_S = 0.25
 _RTT_POLL_NS = 2 * SECOND
@@ -69,8 +60,10 @@ class CallStats:
     reports_impossible: int
     stop_ns: int | None
     """From the last flush to silence at the ear, by the page's word."""
-    uplink_blocks: int
-    uplink_dropped: int
+    uplink: Tally
+    """What became of the microphone's packets."""
+    uplink_dropped_ticks: int
+    """Sound of the microphone that nobody read in time."""
 
 
 class WebRtcCall:
@@ -119,17 +112,13 @@ class WebRtcCall:
         # When the last flush was asked for, and how long it took to the ear.
         self._flushed_at: int | None = None
         self._stop_ns: int | None = None
-        self._uplink: deque[NDArray[np.float32]] = deque(maxlen=max(1, round(uplink_limit_s * 50)))
-        self._uplink_ready = asyncio.Event()
-        self._uplink_blocks = 0
-        self._uplink_dropped = 0
+        self._uplink = Uplink(self._clock, limit_s=uplink_limit_s)
         self._has_offer = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
         # Never without a list of servers: aiortc would ask a public STUN server, and wait for it.
         self._peer = RTCPeerConnection(RTCConfiguration(iceServers=[_ice_server(server) for server in ice_servers]))
         self._peer.on("connectionstatechange", self._on_connection_state)
-        self._peer.on("track", self._on_track)
         self._transceiver: RTCRtpTransceiver = self._peer.addTransceiver("audio", direction="sendrecv")
         self._sender = SlotSender(
             self._transceiver.sender,
@@ -139,6 +128,7 @@ class WebRtcCall:
             on_slot=self._on_slot,
             on_end=self._on_sending_ended,
         )
+        UplinkReceiver.install(self._transceiver, self._uplink)
         capabilities = RTCRtpSender.getCapabilities("audio").codecs
         self._transceiver.setCodecPreferences([codec for codec in capabilities if codec.mimeType == "audio/opus"])
 
@@ -213,18 +203,13 @@ class WebRtcCall:
         self._playhead.flush(resume_ticks)
         return rtp.add(self._playhead.origin_rtp, resume_ticks)
 
-    async def uplink(self) -> AsyncIterator[NDArray[np.float32]]:
-        """The microphone: (320,) float32 blocks of 16 kHz, in order, until the call ends.  For one reader.
+    def uplink(self) -> AsyncIterator[Block]:
+        """The microphone: blocks of 20 ms at 16 kHz, in order, until the call ends.  For one reader.
 
-        Sound that never arrived is silence of the same length, so that blocks count time.  Cancelling loses nothing.
+        Sound that never arrived is a guess or silence of the same length, so that blocks count time.  Cancelling loses
+        nothing.
         """
-        while True:
-            while self._uplink:
-                yield self._uplink.popleft()
-            if self.closed.is_set() or self._closing is not None:
-                return
-            self._uplink_ready.clear()
-            await self._uplink_ready.wait()
+        return self._uplink.blocks()
 
     def stats(self) -> CallStats:
         sink, playhead = self.sink, self._playhead
@@ -250,8 +235,8 @@ class WebRtcCall:
             reports_old=playhead.old if playhead is not None else 0,
             reports_impossible=playhead.impossible if playhead is not None else 0,
             stop_ns=self._stop_ns,
-            uplink_blocks=self._uplink_blocks,
-            uplink_dropped=self._uplink_dropped,
+            uplink=replace(self._uplink.buffer.tally),
+            uplink_dropped_ticks=self._uplink.dropped_ticks,
         )
 
     # --- the end
@@ -266,6 +251,7 @@ class WebRtcCall:
     def _begin_close(self, reason: str) -> None:
         if self._closing is None:
             self.close_reason = reason
+            self._uplink.close()
             self._closing = asyncio.create_task(self._close())
 
     async def _close(self) -> None:
@@ -277,7 +263,6 @@ class WebRtcCall:
         except Exception:
             logger.exception("a peer connection did not close cleanly")
         finally:
-            self._uplink_ready.set()
             self.closed.set()
 
     # ---
@@ -326,10 +311,6 @@ class WebRtcCall:
         if self.connected.is_set() and dtls.transport._connection._query_consent_task is None:
             return "connection lost"  # aioice drops its consent checks (RFC 7675) when they stay unanswered.
         return "peer left" if dtls.state in {"closed", "failed"} else "sending failed"
-
-    def _on_track(self, track: MediaStreamTrack) -> None:
-        _shorten_jitter_buffer(self._transceiver.receiver)
-        self._spawn(self._listen(track))
 
     def _on_slot(self, slot: Slot, now: int) -> None:
         assert self.sink.clock is not None
@@ -426,40 +407,6 @@ class WebRtcCall:
             is_measured=where.is_measured if where is not None else False,
         )
 
-    async def _listen(self, track: MediaStreamTrack) -> None:
-        """Microphone packets, decoded by aiortc, into blocks.  Always drained: aiortc's own queue has no bound."""
-        resampler = Resampler(rtp.RTP_RATE, UPLINK_RATE, channels=2)
-        rest = np.zeros(0, np.float32)
-        expected_pts: int | None = None
-        while True:
-            try:
-                frame = await track.recv()
-            except MediaStreamError:
-                return
-            assert isinstance(frame, av.AudioFrame)
-            pcm: NDArray[np.int16] = frame.to_ndarray().reshape(-1).astype(np.int16, copy=False)
-            missing = frame.pts - expected_pts if expected_pts is not None and frame.pts is not None else 0
-            if 0 < missing <= rtp.RTP_RATE:
-                pcm = np.concatenate((np.zeros(2 * missing, np.int16), pcm), dtype=np.int16)
-            expected_pts = frame.pts + frame.samples if frame.pts is not None else None
-            rest = np.concatenate((rest, resampler.push(pcm)))
-            while rest.size >= UPLINK_BLOCK:
-                self._uplink_dropped += len(self._uplink) == self._uplink.maxlen
-                self._uplink.append(rest[:UPLINK_BLOCK])
-                self._uplink_blocks += 1
-                rest = rest[UPLINK_BLOCK:]
-            self._uplink_ready.set()
-
 
 def _ice_server(server: signaling.IceServer) -> RTCIceServer:
     return RTCIceServer(urls=list(server.urls), username=server.username, credential=server.credential)
-
-
-def _shorten_jitter_buffer(receiver: RTCRtpReceiver) -> None:
-    """Let a microphone packet out when the next one is there, and wait for a lost one 60 ms at the most.
-
-    aiortc's own setting holds four packets back (80 ms), and after one loss fourteen for good (280 ms): too long for a
-    barge-in.  The price is that packets more than three places out of order are lost.
-    """
-    if hasattr(receiver, "_RTCRtpReceiver__jitter_buffer"):
-        receiver._RTCRtpReceiver__jitter_buffer = JitterBuffer(capacity=4, prefetch=1)

@@ -253,10 +253,11 @@ def test_an_offer_we_cannot_answer_is_refused_with_the_reason(old: str, new: str
     assert code_of(json.dumps({"type": "offer", "sdp": CHROMIUM.replace(old, new), "microphone": True})) == code
 
 
-def test_the_answer_asks_for_mono_without_error_correction() -> None:
+def test_the_answer_asks_for_mono_wide_band_and_redundancy() -> None:
     """The format line stands right behind the codec's, once."""
     sdp = signaling.with_opus_format("m=audio\r\na=rtpmap:111 opus/48000/2\r\na=mid:0\r\n")
-    assert sdp.split("\r\n")[2] == "a=fmtp:111 minptime=20;stereo=0;useinbandfec=0"
+    wants = "minptime=20;stereo=0;useinbandfec=1;maxplaybackrate=16000;maxaveragebitrate=32000"
+    assert sdp.split("\r\n")[2] == f"a=fmtp:111 {wants}"
     assert sdp.count("a=fmtp") == 1
 
 

@@ -29,7 +29,8 @@ from breeze_rtc.media.opus import SpeechEncoder
 from breeze_rtc.playback import PlaybackReport, SpeechPacket
 from breeze_rtc.transport.playout import Slot
 from breeze_rtc.transport.signaling import IceServer, Offer
-from breeze_rtc.transport.webrtc import UPLINK_BLOCK, WebRtcCall
+from breeze_rtc.transport.uplink import BLOCK
+from breeze_rtc.transport.webrtc import WebRtcCall
 
 
 def speech(seconds: float, *, hz: float = 200.0) -> tuple[SpeechPacket, ...]:
@@ -299,10 +300,10 @@ async def test_the_microphone_arrives_as_even_blocks() -> None:
         blocks: list[NDArray[np.float32]] = []
         async with asyncio.timeout(60):
             async for block in talk.call.uplink():
-                blocks.append(block)
+                blocks.append(block.samples)
                 if len(blocks) == 40:
                     break
-        assert {(block.shape, block.dtype.name) for block in blocks} == {((UPLINK_BLOCK,), "float32")}
+        assert {(block.shape, block.dtype.name) for block in blocks} == {((BLOCK,), "float32")}
         sound = np.concatenate(blocks[10:])
         spectrum = np.abs(np.fft.rfft(sound * np.hanning(sound.size)))
         assert abs(np.argmax(spectrum) * 16_000 / sound.size - 500) < 5
@@ -335,8 +336,8 @@ async def test_a_lost_microphone_packet_leaves_no_lasting_delay() -> None:
 async def test_an_unread_microphone_is_bounded() -> None:
     """The oldest goes, and it is counted."""
     async with Conversation(microphone=Microphone(tone(0.1)), uplink_limit_s=0.1) as talk:
-        await talk.until(lambda: talk.call.stats().uplink_dropped > 3)
-        assert len(talk.call._uplink) == 5
+        await talk.until(lambda: talk.call.stats().uplink_dropped_ticks > 3 * 960)
+        assert sum(frame.ticks for frame in talk.call._uplink._frames) == 5 * 960
 
 
 async def test_the_microphone_ends_with_the_call() -> None:
@@ -506,7 +507,7 @@ async def test_the_answer_is_quick_asks_no_stun_server_and_offers_opus_alone() -
     assert clock.now() - before < SECOND
     assert "srflx" not in sdp
     assert [line for line in sdp.split("\r\n") if line.startswith("a=rtpmap")] == ["a=rtpmap:96 opus/48000/2"]
-    assert "a=fmtp:96 minptime=20;stereo=0;useinbandfec=0" in sdp
+    assert "a=fmtp:96 minptime=20;stereo=0;useinbandfec=1;maxplaybackrate=16000;maxaveragebitrate=32000" in sdp
     assert call._peer._RTCPeerConnection__configuration.iceServers == []  # type: ignore[attr-defined]
     await call.close()
     await listener.close()

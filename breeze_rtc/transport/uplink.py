@@ -1,0 +1,230 @@
+"""One call's microphone: RTP from aiortc, taken below its jitter buffer, into blocks of 16 kHz sound.
+
+aiortc's own receive path holds 280 ms back for good after one lost packet, throws away what came with it, keeps what
+nobody reads without a bound, and takes a thread for each track.  `UplinkReceiver` hands packets to an `Uplink` instead,
+which orders and decodes them on the event loop: decoding a packet takes less than the way to another thread and back.
+
+All that is used of the private parts of aiortc 1.16 for receiving is in this module:
+
+`RTCRtpTransceiver.__receiver`
+    its receiver; ours takes its place before anything is negotiated.
+`RTCRtpSender._ssrc`, `RTCRtpReceiver._set_rtcp_ssrc`
+    who the receiver reports are from.
+`RTCRtpReceiver._handle_rtp_packet`, `._enabled`
+    where its transport brings a packet; whether the direction is open.
+`.__remote_streams`
+    what the receiver reports tell.
+`.__stop_decoder`
+    ends the thread that `receive` starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import wave
+from collections import deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from aiortc.rtcdtlstransport import RTCDtlsTransport
+from aiortc.rtcrtpparameters import RTCRtpReceiveParameters
+from aiortc.rtcrtpreceiver import RTCRtpReceiver, StreamStatistics
+from aiortc.rtcrtptransceiver import RTCRtpTransceiver
+from aiortc.rtp import RtpPacket
+from numpy.typing import NDArray
+
+from breeze_rtc.clock import SECOND, Clock
+from breeze_rtc.media import rtp
+from breeze_rtc.media.libopus import Decoder
+from breeze_rtc.transport.jitter_buffer import Frame, JitterBuffer, Packet, Source
+
+RATE = 16_000
+"""What voice activity and recognisers want, and what Opus decodes to as it is."""
+BLOCK = 320
+"""20 ms."""
+
+_TICKS = rtp.RTP_RATE // RATE
+
+
+class Block(NamedTuple):
+    """20 ms of sound."""
+
+    at_samples: int
+    """Where it begins on the uplink clock, in samples of 16 kHz; 0 is the first sample that came."""
+    samples: NDArray[np.float32]
+    """(320,), in [-1, 1] and a little beyond."""
+
+
+class Uplink:
+    """What a microphone sends, for one reader.
+
+    Blocks count time: sound that never arrived is there as a guess or as silence.  Where the reader was so slow that
+    sound had to go, `at_samples` jumps.
+    """
+
+    def __init__(self, clock: Clock, *, limit_s: float = 2.0) -> None:
+        """limit_s: how much sound may wait for the reader; the oldest goes.  It waits as packets, so that a microphone
+        nobody listens to costs no decoding."""
+        self.buffer = JitterBuffer()
+        self.received_ns: int | None = None
+        """When the first packet came: where the uplink clock stands on ours."""
+        self.dropped_ticks = 0
+        """Sound that went unread."""
+        self.corrupt = 0
+        """Packets that libopus refused."""
+        self._clock = clock
+        self._limit_ticks = round(limit_s * rtp.RTP_RATE)
+        self._frames: deque[Frame] = deque()
+        self._waiting_ticks = 0
+        self._changed = asyncio.Event()
+        self._is_closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._decoder = Decoder(RATE)
+        # Decoded sound short of a block, and where it begins.
+        self._rest = np.zeros(0, np.float32)
+        self._rest_at = 0
+
+    def receive(self, packet: Packet) -> None:
+        """A packet has arrived.  On the event loop."""
+        if self._is_closed:
+            return
+        now = self._clock.now()
+        if self.received_ns is None:
+            self.received_ns = now
+        self.buffer.push(packet, now)
+        self._take(now)
+
+    async def blocks(self) -> AsyncIterator[Block]:
+        """The sound in order, until the end.  Cancelling loses nothing."""
+        while True:
+            while self._frames:
+                frame = self._frames.popleft()
+                self._waiting_ticks -= frame.ticks
+                for block in self._cut(frame):
+                    yield block
+            if self._is_closed:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    def close(self) -> None:
+        """Nothing comes any more; the reader ends behind what is there.  May be called twice."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._changed.set()
+
+    # ---
+
+    def _take(self, now: int) -> None:
+        for frame in self.buffer.take(now):
+            self._frames.append(frame)
+            self._waiting_ticks += frame.ticks
+        while self._waiting_ticks > self._limit_ticks:
+            lost = self._frames.popleft()
+            self._waiting_ticks -= lost.ticks
+            self.dropped_ticks += lost.ticks
+        if self._frames:
+            self._changed.set()
+        wake_at = self.buffer.wake_at()
+        if wake_at is None:
+            return
+        loop = asyncio.get_running_loop()
+        wake_s = loop.time() + max(0, wake_at - now) / SECOND
+        # A packet moves the time of waking on; a timer that rings too early looks again, which is cheaper than a new
+        # one for each packet.
+        if self._timer is None or self._timer.when() > wake_s:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(wake_s, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._take(self._clock.now())
+
+    def _cut(self, frame: Frame) -> list[Block]:
+        """The blocks that a frame completes."""
+        at = frame.at // _TICKS
+        if self._rest_at + self._rest.size != at:  # What lay between was dropped.
+            self._rest, self._rest_at = self._rest[:0], at
+        sound = self._decode(frame)
+        if self._rest.size:
+            sound = np.concatenate((self._rest, sound))
+        whole = sound.size // BLOCK * BLOCK
+        blocks = [Block(self._rest_at + start, sound[start : start + BLOCK]) for start in range(0, whole, BLOCK)]
+        self._rest, self._rest_at = sound[whole:], self._rest_at + whole
+        return blocks
+
+    def _decode(self, frame: Frame) -> NDArray[np.float32]:
+        size = frame.ticks // _TICKS
+        match frame.source:
+            case Source.PACKET:
+                sound = self._decoder.decode(frame.payload)
+            case Source.FEC:
+                sound = self._decoder.recover(frame.payload, size)
+            case Source.CONCEALED:
+                sound = self._decoder.conceal(size)
+            case Source.SILENCE:
+                sound = np.zeros(size, np.float32)
+        if sound is None or sound.size != size:
+            self.corrupt += 1
+            return self._decoder.conceal(size)
+        return sound
+
+
+class UplinkReceiver(RTCRtpReceiver):
+    """aiortc's receiver without its jitter buffer, decoder and thread: packets go to an `Uplink`.
+
+    Its receiver reports stay, for a browser sends redundancy by the loss that they tell of.
+    """
+
+    def __init__(self, transport: RTCDtlsTransport, uplink: Uplink) -> None:
+        super().__init__("audio", transport)
+        self._uplink = uplink
+
+    @classmethod
+    def install(cls, transceiver: RTCRtpTransceiver, uplink: Uplink) -> UplinkReceiver:
+        """Put one in the place of the receiver of a transceiver that has not been negotiated yet."""
+        receiver = cls(transceiver.receiver.transport, uplink)
+        receiver._set_rtcp_ssrc(transceiver.sender._ssrc)
+        assert hasattr(transceiver, "_RTCRtpTransceiver__receiver"), "aiortc's transceivers are not what they were"
+        transceiver._RTCRtpTransceiver__receiver = receiver
+        return receiver
+
+    async def receive(self, parameters: RTCRtpReceiveParameters) -> None:
+        await super().receive(parameters)
+        # The decoder's thread has nothing to do and ends within the moment.
+        self._RTCRtpReceiver__stop_decoder()  # type: ignore[attr-defined]
+
+    async def _handle_rtp_packet(self, packet: RtpPacket, arrival_time_ms: int) -> None:
+        if not self._enabled:
+            return
+        self._uplink.receive(Packet(packet.ssrc, packet.sequence_number, packet.timestamp, packet.payload))
+        # One stream at a time: a peer that invents SSRCs makes no list grow, and no report overflow.
+        streams: dict[int, StreamStatistics] = self._RTCRtpReceiver__remote_streams  # type: ignore[attr-defined]
+        if packet.ssrc == self._uplink.buffer.ssrc:
+            if packet.ssrc not in streams:
+                streams.clear()
+                streams[packet.ssrc] = StreamStatistics(rtp.RTP_RATE)
+            streams[packet.ssrc].add(packet)
+
+
+async def recorded(blocks: AsyncIterator[Block], path: Path) -> AsyncIterator[Block]:
+    """The same blocks, written on the way to a 16-bit WAV file, each in its place on the uplink clock.
+
+    A call of so many seconds makes a file of so many seconds, whatever stalled or was lost.
+    """
+    with contextlib.closing(wave.open(str(path), "wb")) as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(RATE)
+        written = 0
+        async for block in blocks:
+            silence = block.at_samples - written
+            pcm = (np.clip(block.samples, -1.0, 1.0) * 32_767).astype("<i2")
+            file.writeframes(bytes(2 * silence) + pcm.tobytes())
+            written = block.at_samples + BLOCK
+            yield block
