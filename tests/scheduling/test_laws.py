@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from breeze_rtc.clock import MS
 from breeze_rtc.errors import Overloaded
 from breeze_rtc.playback import PlaybackReport
+from breeze_rtc.scheduling.chunking import LADDER
 from breeze_rtc.scheduling.costs import CostTable
-from breeze_rtc.scheduling.policy import Policy
+from breeze_rtc.scheduling.policy import FirstSound, Order, Policy
 from breeze_rtc.scheduling.scheduler import Scheduler
 from breeze_rtc.scheduling.step import (
     AudioReady,
@@ -46,6 +47,24 @@ SPECS = {
 }
 ROWS_COUNT_TWICE = {Stage.PREFILL, Stage.BACKBONE, Stage.DEPTH}
 wild = st.integers(-(2**62), 2**62)
+policies = st.just(Policy(lead_cap_ns=LEAD_CAP_NS)) | st.builds(
+    Policy,
+    order=st.sampled_from(Order),
+    first_sound=st.sampled_from(FirstSound),
+    deferral_is_bounded=st.booleans(),
+    lead_cap_ns=st.sampled_from([None, 1, LEAD_CAP_NS, 1_200 * MS]),
+    ladder=st.sampled_from([LADDER, (1,), (1, 4), (3,), (2, 3, 16)]),
+    chunk_by_slack=st.booleans(),
+    flushes_early=st.booleans(),
+    prefills_together=st.booleans(),
+    waits_for_rows=st.booleans(),
+    rescues=st.booleans(),
+    admits_by_load=st.booleans(),
+    uses_reports=st.booleans(),
+    predicts=st.booleans(),
+    guard_ns=st.sampled_from([0, 4 * MS, 20 * MS]),
+)
+"""The product's, or any combination of switches: what a scheduler may never do does not depend on them."""
 
 
 class Book:
@@ -74,11 +93,13 @@ class Laws(RuleBasedStateMachine):
         self.now = 0
         self.out: list[Step] = []
         self.books: dict[int, Book] = {}
+        self.reports: list[PlaybackReport] = []
         # Streams that may hold something: open, or gone while a step carries them.
         self.next_stream = 1
 
-    @initialize(known=st.booleans())
-    def make(self, known: bool) -> None:
+    @initialize(known=st.booleans(), policy=policies)
+    def make(self, known: bool, policy: Policy) -> None:
+        self.policy = policy
         costs = CostTable({(stage, 1, 16 if stage <= Stage.PREFILL else 1): 3 * MS for stage in Stage} if known else {})
         self.scheduler = Scheduler(
             specs=SPECS,
@@ -88,7 +109,7 @@ class Laws(RuleBasedStateMachine):
             kv_pages=PAGES,
             page_tokens=PAGE_TOKENS,
             costs=costs,
-            policy=Policy(lead_cap_ns=LEAD_CAP_NS),
+            policy=policy,
             trace=TraceWriter(self.lines.append),
         )
 
@@ -150,8 +171,7 @@ class Laws(RuleBasedStateMachine):
     def any_report(self, data: Any, heard: int, times: tuple[int, int, int | None], is_playing: bool) -> None:
         stream = data.draw(st.sampled_from([*self.books, 999]))
         at_ns, path_ns, dry_at_ns = times
-        self.scheduler.report(PlaybackReport(stream, heard, at_ns, path_ns, dry_at_ns, is_playing), self.now)
-        self.hear()
+        self.tell(PlaybackReport(stream, heard, at_ns, path_ns, dry_at_ns, is_playing))
 
     @precondition(lambda self: self.live())
     @rule(data=st.data(), share=st.floats(0, 1), path_ms=st.integers(0, 300), is_paced=st.booleans())
@@ -159,7 +179,19 @@ class Laws(RuleBasedStateMachine):
         stream = data.draw(st.sampled_from(self.live()))
         heard = int(self.books[stream].samples * share)
         dry_at_ns = self.now + path_ms * MS if is_paced else None
-        self.scheduler.report(PlaybackReport(stream, heard, self.now, path_ms * MS, dry_at_ns), self.now)
+        self.tell(PlaybackReport(stream, heard, self.now, path_ms * MS, dry_at_ns))
+
+    @precondition(lambda self: self.reports)
+    @rule(data=st.data(), times=st.integers(1, 3))
+    def an_old_report_comes_again(self, data: Any, times: int) -> None:
+        """Repeated, and behind younger ones."""
+        report = data.draw(st.sampled_from(self.reports))
+        for _ in range(times):
+            self.tell(report)
+
+    def tell(self, report: PlaybackReport) -> None:
+        self.reports.append(report)
+        self.scheduler.report(report, self.now)
         self.hear()
 
     @rule(data=st.data())
@@ -256,7 +288,10 @@ class Laws(RuleBasedStateMachine):
                 seen = stats[row.stream]
                 if seen.delivered_samples and seen.stage == "resting":
                     # It rides along: even then the chunk that begins ends below the cap.
-                    assert seen.lead_ns + seen.target_frames * FRAME_NS <= LEAD_CAP_NS
+                    # (One that is longer than the cap begins when nothing is left.)
+                    assert self.policy.lead_cap_ns is not None
+                    chunk_ns = seen.target_frames * FRAME_NS
+                    assert seen.lead_ns + chunk_ns <= max(self.policy.lead_cap_ns, chunk_ns)
             self.take_pages(step.stage, row.stream, row.count, row.new_pages)
         return step
 
@@ -342,6 +377,10 @@ class Laws(RuleBasedStateMachine):
 
 
 Laws.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    # 2,000 under the default profile.
+    max_examples=20 * settings().max_examples,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 TestLaws = Laws.TestCase
