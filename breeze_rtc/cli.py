@@ -13,12 +13,12 @@ import webbrowser
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from breeze_rtc.clock import MS, SECOND, MonotonicClock
@@ -177,6 +177,7 @@ def _serve(
                 allowed_origins=allowed_origin or (),
                 on_ready=ready,
             )
+            server.engine.on_measuring = stack.enter_context(_Measuring()).show
             await door.serve(server, address)
 
     with ExitStack() as stack:
@@ -184,6 +185,39 @@ def _serve(
         out.print(f"Loading the voice ({model})", markup=False)
         runner = stack.enter_context(asyncio.Runner(loop_factory=door.loop_factory()))
         runner.run(hold(address))
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        console=err,
+        transient=True,
+    )
+
+
+class _Measuring:
+    """A bar while the engine measures this machine; none when it need not."""
+
+    def __init__(self) -> None:
+        self._progress = _progress()
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._progress.stop()
+
+    def show(self, share: float) -> None:
+        if self._task is None:
+            self._task = self._progress.add_task("Finding out how fast this machine is, once", total=1.0)
+            self._progress.start()
+        self._progress.update(self._task, completed=share)
+        if share >= 1:
+            self._progress.stop()
 
 
 def _url(host: str, port: int) -> str:
@@ -239,15 +273,10 @@ async def _say(
     from breeze_rtc.scheduling.stream import Priority
 
     clock = MonotonicClock()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=err, transient=True) as progress:
+    with _progress() as progress:
         loading = progress.add_task("Loading the voice", total=None)
-        async with Engine(model, device=device, threads=threads) as engine:
+        # One file has no deadlines to keep, so nobody need know what this machine can do.
+        async with Engine(model, device=device, threads=threads, measures=False) as engine:
             progress.remove_task(loading)
             speaking = progress.add_task("Speaking", total=len(text))
             began_at = clock.now()

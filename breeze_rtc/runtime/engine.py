@@ -49,6 +49,7 @@ from breeze_rtc.runtime.messages import (
     EndText,
     Failed,
     Finished,
+    Measuring,
     Message,
     MessageReader,
     Open,
@@ -319,17 +320,22 @@ class Engine:
         max_streams: int = 16,
         trace: Path | None = None,
         policy: Policy | None = None,
+        measures: bool = True,
         on_restart: Callable[[str], None] | None = None,
+        on_measuring: Callable[[float], None] | None = None,
     ) -> None:
         """Nothing is loaded until `start`.
 
         model: a preset's name or a checkpoint's folder.  threads: torch's.  trace: a file for the scheduler's inputs;
         an engine that is started again writes to a file of its own beside it, numbered.  policy: the scheduler's rules,
-        to measure what each is worth.  on_restart: called on the loop with a sentence when an engine that died is
-        running again.
+        to measure what each is worth.  measures: the first start on a machine takes some seconds to find out how
+        long its steps take, and keeps that in the user's cache folder; False: the scheduler learns it from the first
+        streams.  on_restart: called on the loop with a sentence when an engine that died is running again.
+        on_measuring: called there with how much of the measurement is done, 0 to 1.
         """
         self.model_name = model
         self.on_restart = on_restart
+        self.on_measuring = on_measuring
         # The latest snapshot, about ten times a second while something is spoken: see `Driver`.
         self.stats: dict[str, Any] = {}
         # How often a dead engine was started again.
@@ -340,6 +346,7 @@ class Engine:
         self._max_streams = max_streams
         self._trace = trace
         self._policy = policy or Policy()
+        self._measures = measures
         self._facts: Ready | None = None
         # Streams the engine has not finished.
         self._inboxes: dict[int, _Inbox] = {}
@@ -479,6 +486,7 @@ class Engine:
                     self._max_streams,
                     self._trace_path(),
                     self._policy.state(),
+                    self._measures,
                 )
             )
             self._facts = await link.ready
@@ -572,6 +580,9 @@ class Engine:
                 self._end(stream, _stream_error(message))
             case Stats(values):
                 self.stats = values
+            case Measuring(share):
+                if self.on_measuring is not None:
+                    self.on_measuring(share)
             case _:
                 log.error("the engine said %s, which is for engines to hear", type(message).__name__)
 

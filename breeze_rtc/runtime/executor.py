@@ -124,6 +124,7 @@ class Executor:
         self.device = torch.device(device)
         self.sample_rate = model.sample_rate
         self.frame_samples = model.frame_samples
+        self.page_tokens = page_tokens
         self.feed = model.config.feed
         self._clock = clock or MonotonicClock()
         self._streams: dict[int, _Stream] = {}

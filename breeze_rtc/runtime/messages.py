@@ -38,6 +38,16 @@ class Start:
     """Where the scheduler's inputs are recorded; empty for nowhere."""
     policy: dict[str, Any] = field(default_factory=dict)
     """The scheduler's rules, as `Policy.state()` has them; empty for the default."""
+    measures: bool = True
+    """Know how long this machine's steps take, or find out now: see `step_times`.  False: learn it while serving."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """The engine has loaded its model and measures this machine."""
+
+    share: float
+    """How much of that is done, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +161,20 @@ class Stats:
 
 
 Message = (
-    Start | Ready | StartFailed | Open | Text | EndText | Cancel | Taken | Report | Chunk | Finished | Failed | Stats
+    Start
+    | Measuring
+    | Ready
+    | StartFailed
+    | Open
+    | Text
+    | EndText
+    | Cancel
+    | Taken
+    | Report
+    | Chunk
+    | Finished
+    | Failed
+    | Stats
 )
 
 
@@ -252,5 +275,5 @@ def _plain(kind: type[Message]) -> Callable[[dict[str, Any], bytes], Message]:
 
 _FROM_PLAIN: dict[str, Callable[[dict[str, Any], bytes], Message]] = {
     kind.__name__: _plain(kind)
-    for kind in (Start, StartFailed, Open, Text, EndText, Cancel, Taken, Finished, Failed, Stats)
+    for kind in (Start, Measuring, StartFailed, Open, Text, EndText, Cancel, Taken, Finished, Failed, Stats)
 } | {"Chunk": _chunk, "Ready": _ready, "Report": _report}

@@ -22,7 +22,7 @@ from typing import TextIO
 from breeze_rtc.clock import MS, MonotonicClock
 from breeze_rtc.errors import BadRequest, BreezeError, PeerError
 from breeze_rtc.runtime.driver import Driver, Hangup, Line
-from breeze_rtc.runtime.messages import Message, MessageReader, Ready, Start, StartFailed, encode
+from breeze_rtc.runtime.messages import Measuring, Message, MessageReader, Ready, Start, StartFailed, encode
 from breeze_rtc.scheduling.slots import pages_for
 
 log = logging.getLogger(__name__)
@@ -170,6 +170,20 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
     executor = Executor(
         model, max_streams=start.max_streams, kv_pages=kv_pages, page_tokens=PAGE_TOKENS, device=start.device
     )
+    clock = MonotonicClock()
+    costs = CostTable()
+    if start.measures:
+        from breeze_rtc.runtime.step_times import known_or_measured
+
+        costs, keep = known_or_measured(
+            model,
+            executor,
+            clock,
+            threads=start.threads,
+            streams=start.max_streams,
+            told=lambda share: line.send(Measuring(share)),
+        )
+        resources.callback(keep)
     scheduler = Scheduler(
         specs=executor.specs,
         sample_rate=executor.sample_rate,
@@ -177,13 +191,13 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
         slots=start.max_streams,
         kv_pages=kv_pages,
         page_tokens=PAGE_TOKENS,
-        costs=CostTable(),
+        costs=costs,
         policy=Policy.from_state(start.policy) if start.policy else Policy(),
         trace=trace,
     )
     driver = Driver(
         line=line,
-        clock=MonotonicClock(),
+        clock=clock,
         scheduler=scheduler,
         executor=executor,
         frontend=model.frontend,

@@ -19,6 +19,7 @@ from breeze_rtc.runtime.messages import (
     EndText,
     Failed,
     Finished,
+    Measuring,
     Message,
     MessageReader,
     Open,
@@ -35,6 +36,7 @@ from breeze_rtc.runtime.messages import (
 EXAMPLES: tuple[Message, ...] = (
     Start("nano", "cpu", 1, 16, "trace.jsonl"),
     Start("nano", "cpu", 1, 16, policy={"predicts": False, "ladder": [16]}),
+    Measuring(0.25),
     Ready("nano", 24_000, 960, ("clara", "b"), "free"),
     StartFailed("CheckpointError", "no such file"),
     Open(7, "clara", 2**63 - 1, {"temperature": 0.5}, 0, True),

@@ -26,6 +26,7 @@ from breeze_rtc.runtime.engine import Engine, Speech
 from breeze_rtc.runtime.messages import VERSION, Cancel, Stats, encode
 from breeze_rtc.runtime.process import SocketLine, TraceFile
 from breeze_rtc.scheduling.step import Stage
+from breeze_rtc.scheduling.stream import Priority
 from breeze_rtc.scheduling.trace import replay
 
 MODEL = "tiny-pointer"
@@ -54,7 +55,7 @@ async def start_of(speech: Speech) -> bytes:
 
 def say(engine: Engine, number: int) -> Speech:
     # Nobody listens: a busy test machine must not refuse the eighth stream as one listener too many.
-    speech = engine.speak(seed=number, interactive=False)
+    speech = engine.speak(seed=number, interactive=False, priority=Priority.BATCH)
     speech.push(f"Stream {number} says" + " something" * (number % 3) + ".")
     speech.end()
     return speech
@@ -240,7 +241,7 @@ async def test_a_model_that_fails_in_the_middle_fails_one_stream(monkeypatch: py
         return model
 
     monkeypatch.setattr(SpeechModel, "load", staticmethod(poisoned))
-    async with Engine(MODEL, process=False) as engine:
+    async with Engine(MODEL, process=False, measures=False) as engine:
         first = say(engine, 1)
         with pytest.raises(StepFailed, match=f"the {stage} stage failed: RuntimeError: poison"):
             await start_of(first)
