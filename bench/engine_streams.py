@@ -25,6 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from breeze_rtc.runtime.engine import Engine
+from breeze_rtc.scheduling.stream import Priority
 
 TEXT = "The listener's real position tells the scheduler how much time there is. "
 MAX_SPEECH_S = 10
@@ -42,7 +43,7 @@ class Spoken:
 
 async def speak(engine: Engine, seed: int) -> Spoken:
     began = time.perf_counter()
-    speech = engine.speak(seed=seed, interactive=False)
+    speech = engine.speak(seed=seed, interactive=False, priority=Priority.BATCH)
     speech.push(TEXT)
     speech.end()
     first_ms, samples = 0.0, 0

@@ -38,6 +38,7 @@ from breeze_rtc.errors import Overloaded
 from breeze_rtc.playback import PlaybackReport
 from breeze_rtc.runtime.engine import Engine
 from breeze_rtc.scheduling.policy import Policy
+from breeze_rtc.scheduling.stream import Priority
 from breeze_rtc.scheduling.trace import replay
 from breeze_rtc.transport.playout import SLOT_NS, Playout
 
@@ -190,7 +191,7 @@ async def capacity(model: str, streams: int, seed: int, seconds: float) -> float
             nonlocal made
             source = random.Random(seed * 1000 + index)
             while True:
-                speech = engine.speak(seed=source.getrandbits(32), interactive=False)
+                speech = engine.speak(seed=source.getrandbits(32), interactive=False, priority=Priority.BATCH)
                 speech.push(source.choice(SENTENCES))
                 speech.end()
                 async for chunk in speech:

@@ -18,6 +18,7 @@ from judge import Judge, plain_words, word_edits
 from numpy.typing import NDArray
 
 from breeze_rtc.runtime.engine import Engine
+from breeze_rtc.scheduling.stream import Priority
 
 HERE = Path(__file__).parent
 
@@ -30,7 +31,7 @@ async def speak(model: str, texts: list[str], sampling: dict[str, float], togeth
 
         async def one(index: int) -> None:
             async with turns:
-                speech = engine.speak(seed=index, sampling=sampling, interactive=False)
+                speech = engine.speak(seed=index, sampling=sampling, interactive=False, priority=Priority.BATCH)
                 speech.push(texts[index])
                 speech.end()
                 pcm = b"".join([chunk.pcm async for chunk in speech])
