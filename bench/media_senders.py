@@ -1,0 +1,213 @@
+"""One process that speaks to many listeners, one way or another: the measured side of `media_capacity.py`.
+
+    python bench/media_senders.py KIND SECONDS
+
+Lines of JSON: `{"offer": SDP}` is answered by `{"answer": SDP}`, `{"usage": true}` by CPU seconds and memory so far.
+It imports nothing but what its kind needs, so that each kind can run in a virtual environment of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import sys
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+RATE = 24_000
+
+Answer = Callable[[str], Awaitable[str]]
+
+
+def voice(seconds: float) -> NDArray[np.int16]:
+    """Something that costs an encoder what speech costs: a hum with overtones, vibrato, syllables and breath."""
+    t = np.arange(round(seconds * RATE)) / RATE
+    phase = 2 * np.pi * 140 * t + 2 * np.sin(2 * np.pi * 5 * t)
+    hum = sum(np.sin(k * phase) / k for k in range(1, 12))
+    breath = np.random.default_rng(1).normal(size=t.size) * 0.1
+    return ((hum + breath) * (1.1 + np.sin(2 * np.pi * 3 * t)) * 3_000).astype(np.int16)
+
+
+async def ours(seconds: float) -> Answer:
+    """breeze_rtc: packets made ahead, one ticker, our own way onto the wire."""
+    from breeze_rtc.media.opus import SpeechEncoder
+    from breeze_rtc.transport.pacer import Pacer
+    from breeze_rtc.transport.signaling import Offer
+    from breeze_rtc.transport.webrtc import WebRtcCall
+
+    packets, pacer, calls = SpeechEncoder(RATE).encode(voice(seconds)), Pacer(), []
+
+    async def answer(sdp: str) -> str:
+        call = WebRtcCall(pacer=pacer, first_report_timeout_s=0.1)
+        calls.append(call)
+        call.sink.write(1, packets)
+        return await call.answer(Offer(sdp, False))
+
+    return answer
+
+
+async def packets(seconds: float) -> Answer:
+    """aiortc as it is, given packets made ahead, each track with a timer of its own."""
+    import av
+    from aiortc import MediaStreamTrack
+
+    from breeze_rtc.clock import MS, MonotonicClock
+    from breeze_rtc.media.opus import SpeechEncoder
+    from breeze_rtc.transport.playout import Playout
+
+    made, clock = SpeechEncoder(RATE).encode(voice(seconds)), MonotonicClock()
+
+    class Track(MediaStreamTrack):
+        kind = "audio"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.playout = Playout()
+            self.playout.write(1, made)
+            self.playout.open()
+
+        async def recv(self) -> av.Packet[Any]:
+            if self.playout.clock is None:
+                self.playout.start(clock.now())
+            while (early_ns := self.playout.next_at() - clock.now()) > 0:  # noqa: ASYNC110 - it waits for the time
+                await asyncio.sleep(-(-early_ns // MS) / 1000)
+            slot = self.playout.next_slot(clock.now())
+            packet = av.Packet(slot.payload)
+            packet.pts, packet.time_base = slot.ticks, Fraction(1, 48_000)
+            return packet
+
+    return _aiortc(Track)
+
+
+async def frames(seconds: float) -> Answer:
+    """aiortc as it is, given sound, which it encodes."""
+    import av
+    from aiortc.mediastreams import AudioStreamTrack
+
+    sound = voice(seconds)
+
+    class Track(AudioStreamTrack):
+        def __init__(self) -> None:
+            super().__init__()
+            self.at = 0
+
+        async def recv(self) -> av.AudioFrame:
+            loop = asyncio.get_running_loop()
+            if self.at == 0:
+                self.start_s = loop.time()
+            await asyncio.sleep(max(0.0, self.start_s + self.at / RATE - loop.time()))
+            frame = av.AudioFrame.from_ndarray(sound[None, self.at : self.at + 480], format="s16", layout="mono")
+            frame.sample_rate, frame.pts, frame.time_base = RATE, self.at, Fraction(1, RATE)
+            self.at += 480
+            return frame
+
+    return _aiortc(Track)
+
+
+def _aiortc(make_track: Callable[[], Any]) -> Answer:
+    from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
+
+    peers = []
+
+    async def answer(sdp: str) -> str:
+        peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        peers.append(peer)
+        peer.addTrack(make_track())
+        await peer.setRemoteDescription(RTCSessionDescription(sdp, "offer"))
+        await peer.setLocalDescription(await peer.createAnswer())
+        return peer.localDescription.sdp
+
+    return answer
+
+
+async def pipecat(seconds: float) -> Answer:
+    """Pipecat: a pipeline per session whose one stage is the SmallWebRTC output; it has all of its sound at once."""
+    from loguru import logger
+    from pipecat.frames.frames import TTSAudioRawFrame
+    from pipecat.pipeline.pipeline import Pipeline
+    from pipecat.pipeline.runner import PipelineRunner
+    from pipecat.pipeline.task import PipelineParams, PipelineTask
+    from pipecat.transports.base_transport import TransportParams
+    from pipecat.transports.smallwebrtc.connection import SmallWebRTCConnection
+    from pipecat.transports.smallwebrtc.transport import SmallWebRTCTransport
+
+    logger.remove()
+    sound, running = voice(seconds), []
+
+    async def answer(sdp: str) -> str:
+        connection = SmallWebRTCConnection()
+        await connection.initialize(sdp=sdp, type="offer")
+        transport = SmallWebRTCTransport(connection, TransportParams(audio_out_enabled=True))
+        task = PipelineTask(
+            Pipeline([transport.output()]),
+            params=PipelineParams(audio_out_sample_rate=RATE),
+            cancel_on_idle_timeout=False,
+        )
+
+        @transport.event_handler("on_client_connected")
+        async def on_client_connected(transport: Any, client: Any) -> None:
+            for at in range(0, sound.size, RATE):
+                await task.queue_frame(TTSAudioRawFrame(sound[at : at + RATE].tobytes(), RATE, 1))
+
+        running.append(asyncio.create_task(PipelineRunner(handle_sigint=False).run(task)))
+        return connection.get_answer()["sdp"]
+
+    return answer
+
+
+async def fastrtc(seconds: float) -> Answer:
+    """FastRTC: a `Stream` that only speaks, from a generator that has all of its sound at once."""
+    from fastrtc import Stream
+    from fastrtc.stream import Body
+
+    sound = voice(seconds)
+
+    def speak(*_: object) -> Any:
+        for at in range(0, sound.size, RATE):
+            yield RATE, sound[None, at : at + RATE]
+
+    stream = Stream(
+        speak, modality="audio", mode="receive", concurrency_limit=10_000, server_rtc_configuration={"iceServers": []}
+    )
+
+    async def answer(sdp: str) -> str:
+        name = uuid.uuid4().hex
+        reply = await stream.offer(Body(sdp=sdp, type="offer", webrtc_id=name))
+        stream.set_input(name)
+        return reply["sdp"]
+
+    return answer
+
+
+async def lines() -> AsyncIterator[dict[str, Any]]:
+    reader = asyncio.StreamReader(limit=1 << 20)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        yield json.loads(line)
+
+
+async def main() -> None:
+    kinds = {"ours": ours, "packets": packets, "frames": frames, "pipecat": pipecat, "fastrtc": fastrtc}
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # What the libraries print is not for the other side.
+    answer = await kinds[sys.argv[1]](float(sys.argv[2]))
+    async for message in lines():
+        if "offer" in message:
+            reply: dict[str, Any] = {"answer": await answer(message["offer"])}
+        else:
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            reply = {"cpu_s": used.ru_utime + used.ru_stime, "peak_rss_kb": used.ru_maxrss}
+        print(json.dumps(reply), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    uvloop.run(main())
