@@ -14,7 +14,9 @@ All that is used of the private parts of aiortc 1.16 for receiving is in this mo
     where its transport brings a packet; whether the direction is open.
 `.__remote_streams`
     what the receiver reports tell.
-`.__stop_decoder`
+`RTCDtlsTransport._rtp_router.ssrc_table`
+    where packets with an SSRC go.
+`RTCRtpReceiver.__stop_decoder`
     ends the thread that `receive` starts.
 """
 
@@ -205,11 +207,16 @@ class UplinkReceiver(RTCRtpReceiver):
         self._uplink.receive(Packet(packet.ssrc, packet.sequence_number, packet.timestamp, packet.payload))
         # One stream at a time: a peer that invents SSRCs makes no list grow, and no report overflow.
         streams: dict[int, StreamStatistics] = self._RTCRtpReceiver__remote_streams  # type: ignore[attr-defined]
-        if packet.ssrc == self._uplink.buffer.ssrc:
-            if packet.ssrc not in streams:
-                streams.clear()
-                streams[packet.ssrc] = StreamStatistics(rtp.RTP_RATE)
-            streams[packet.ssrc].add(packet)
+        routes = self.transport._rtp_router.ssrc_table
+        if packet.ssrc != self._uplink.buffer.ssrc:
+            routes.pop(packet.ssrc, None)
+            return
+        if packet.ssrc not in streams:
+            for ssrc in streams:
+                routes.pop(ssrc, None)
+            streams.clear()
+            streams[packet.ssrc] = StreamStatistics(rtp.RTP_RATE)
+        streams[packet.ssrc].add(packet)
 
 
 async def recorded(blocks: AsyncIterator[Block], path: Path) -> AsyncIterator[Block]:
