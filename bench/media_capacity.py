@@ -11,10 +11,12 @@ So the CPU of a session is given twice for ours: sending alone, and with the enc
 Lateness is how long after its timestamp a packet came, counted from the session's earliest packet.  It contains the
 listeners' own delay, so on a machine that does other work it says little; CPU time says much everywhere.
 
-    python bench/media_capacity.py [--quick] [--sessions N ...] [--kinds KIND ...] [--peers] [--cycles N] [--json FILE]
+    python bench/media_capacity.py [--quick] [--sessions N ...] [--kinds KIND ...] [--peers [DIR]] [--burn] [--cycles N]
+                                   [--json FILE]
 
 `--peers` needs `python -m venv .peers/pipecat && .peers/pipecat/bin/pip install "pipecat-ai[webrtc]" uvloop`, and the
-same for `fastrtc`.  `--cycles` connects and closes N calls one after another and measures what stays behind.
+same for `fastrtc`.  `--burn` speaks to 20 listeners while a user's callback computes, in a thread or on the loop.
+`--cycles` connects and closes N calls one after another and measures what stays behind.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "transport"))
-from media_senders import RATE, voice
+from media_senders import BURNS, RATE, voice
 from python_listener import PythonListener, clock
 
 from breeze_rtc.media import rtp
@@ -120,6 +122,7 @@ class Outcome:
     kbps: float
     """On the wire, without UDP and IP: who is silent shows here."""
     peak_rss_mb: float
+    burn: str = ""
 
 
 class Sender:
@@ -159,7 +162,7 @@ async def sender(kind: str, seconds: float, peers: Path) -> AsyncIterator[Sender
         await process.wait()
 
 
-async def measure(kind: str, sessions: int, seconds: float, peers: Path) -> Outcome:
+async def measure(kind: str, sessions: int, seconds: float, peers: Path, burn: str = "") -> Outcome:
     listeners = [LightListener() for _ in range(sessions)]
     # Enough to say for everybody until the end, however long connecting takes.
     async with sender(kind, seconds + WARM_UP_S + 0.1 * sessions + 5, peers) as process:
@@ -168,6 +171,8 @@ async def measure(kind: str, sessions: int, seconds: float, peers: Path) -> Outc
         async with asyncio.timeout(30):
             while not all(len(listener.arrived_ns) > 10 for listener in listeners):  # noqa: ASYNC110 - they only count
                 await asyncio.sleep(0.1)
+        if burn:
+            await process.ask(burn=burn)
         await asyncio.sleep(WARM_UP_S)
         gc.collect()
         before, start_ns = await process.ask(usage=True), clock.now()
@@ -186,6 +191,7 @@ async def measure(kind: str, sessions: int, seconds: float, peers: Path) -> Outc
         late.size / span_s / sessions,
         float(np.mean(recent)) * 8 / 20,
         after["peak_rss_kb"] / 1024,
+        burn,
     )
 
 
@@ -249,6 +255,7 @@ async def main() -> None:
     parser.add_argument(
         "--peers", type=Path, nargs="?", const=HERE.parent / ".peers", help="folder of their environments"
     )
+    parser.add_argument("--burn", action="store_true")
     parser.add_argument("--cycles", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1, help="nothing here is random; taken for the convention's sake")
     parser.add_argument("--json", type=Path)
@@ -272,6 +279,13 @@ async def main() -> None:
                 f"          {outcome.packets_per_session_s:7.1f} {outcome.kbps:6.1f} {outcome.peak_rss_mb:7.0f} MB",
                 flush=True,
             )
+    for burn in BURNS if args.burn else ():
+        outcomes.append(outcome := await measure("ours", 20, seconds, HERE, burn))
+        print(
+            f"{'with a busy ' + burn:28} {20:8} {'':9}   {'':10} {outcome.late_p50_ms:7.1f} {outcome.late_p95_ms:6.1f}"
+            f" {outcome.late_p99_ms:6.1f}          {outcome.packets_per_session_s:7.1f}",
+            flush=True,
+        )
     left = await cycles(args.cycles) if args.cycles else None
     if not_run:
         print(f"not run: {', '.join(NAMES[kind] for kind in not_run)} (see --peers)")
@@ -292,7 +306,10 @@ async def main() -> None:
                 }
             )
         )
-    best = {kind: min((o.cpu_ms_per_session_s for o in outcomes if o.kind == kind), default=None) for kind in kinds}
+    best = {
+        kind: min((o.cpu_ms_per_session_s for o in outcomes if o.kind == kind and not o.burn), default=None)
+        for kind in kinds
+    }
     print(
         "RESULT "
         + " ".join(f"{kind}_cpu_percent={cpu / 10:.2f}" for kind, cpu in best.items() if cpu is not None)

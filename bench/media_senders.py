@@ -2,7 +2,8 @@
 
     python bench/media_senders.py KIND SECONDS
 
-Lines of JSON: `{"offer": SDP}` is answered by `{"answer": SDP}`, `{"usage": true}` by CPU seconds and memory so far.
+Lines of JSON: `{"offer": SDP}` is answered by `{"answer": SDP}`, `{"usage": true}` by CPU seconds and memory so far,
+and `{"burn": NAME}` starts what a user's code may do to the process (`BURNS`).
 It imports nothing but what its kind needs, so that each kind can run in a virtual environment of its own.
 """
 
@@ -13,6 +14,8 @@ import json
 import os
 import resource
 import sys
+import threading
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from fractions import Fraction
@@ -186,6 +189,35 @@ async def fastrtc(seconds: float) -> Answer:
     return answer
 
 
+def _burn(until: Callable[[], bool]) -> None:
+    while not until():
+        sum(range(1000))
+
+
+def burn_thread() -> None:
+    """A callback computes in a thread, in Python, without end."""
+    threading.Thread(target=_burn, args=(lambda: False,), daemon=True).start()
+
+
+def burn_thread_short_switch() -> None:
+    """The same, with the switch interval that `breeze_rtc.server` sets."""
+    from breeze_rtc.server.app import SWITCH_INTERVAL_S
+
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    burn_thread()
+
+
+def burn_loop() -> None:
+    """A callback computes on the event loop itself: 30 ms, twice a second."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + 0.03
+    _burn(lambda: time.monotonic() > end)
+    loop.call_later(0.5, burn_loop)
+
+
+BURNS = {"thread": burn_thread, "thread, short switch": burn_thread_short_switch, "loop": burn_loop}
+
+
 async def lines() -> AsyncIterator[dict[str, Any]]:
     reader = asyncio.StreamReader(limit=1 << 20)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -201,6 +233,9 @@ async def main() -> None:
     async for message in lines():
         if "offer" in message:
             reply: dict[str, Any] = {"answer": await answer(message["offer"])}
+        elif "burn" in message:
+            BURNS[message["burn"]]()
+            reply = {}
         else:
             used = resource.getrusage(resource.RUSAGE_SELF)
             reply = {"cpu_s": used.ru_utime + used.ru_stime, "peak_rss_kb": used.ru_maxrss}

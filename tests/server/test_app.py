@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import socket
+import sys
 import wave
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,7 +24,7 @@ from tone_engine import WORD, ToneEngine
 from breeze_rtc.agent.session import Callbacks
 from breeze_rtc.errors import BadRequest, CheckpointError
 from breeze_rtc.server.agent import Agent
-from breeze_rtc.server.app import VoiceServer, create_app, listen, web_folder
+from breeze_rtc.server.app import SWITCH_INTERVAL_S, VoiceServer, create_app, listen, web_folder
 
 
 @pytest.fixture
@@ -41,6 +42,14 @@ async def client(hall: Hall) -> AsyncIterator[httpx.AsyncClient]:
 
 async def speak(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
     return await client.post("/v1/audio/speech", json=fields)
+
+
+async def test_threads_give_way_to_packets_while_serving() -> None:
+    """The interpreter changes threads more often for as long as there may be calls, and not after."""
+    before = sys.getswitchinterval()
+    async with serving(Callbacks()):
+        assert sys.getswitchinterval() == SWITCH_INTERVAL_S < before
+    assert sys.getswitchinterval() == before
 
 
 async def test_speech_is_a_wav_of_all_words(client: httpx.AsyncClient) -> None:
