@@ -197,6 +197,13 @@ async def test_an_unread_microphone_of_ten_minutes_takes_two_seconds_of_packets(
     assert blocks[0].at_samples == 29_900 * BLOCK
 
 
+async def test_a_reader_that_comes_late_misses_nothing() -> None:
+    """Whatever has to be loaded first, up to two seconds: the first packet is the first that is heard."""
+    feed = Feed()
+    feed.packets(80)
+    assert [block.at_samples for block in await feed.read()] == [BLOCK * k for k in range(80)]
+
+
 async def test_a_recording_fills_what_was_not_read(tmp_path: Path) -> None:
     """Silence stands where a slow reader lost sound, so that what follows is in its place."""
     feed = Feed(limit_s=0.1)
