@@ -4,7 +4,7 @@ Three things must be there:
 
 - a slot and worst-case KV pages, beyond those kept for the classes above;
 - for a stream that somebody listens to, time: all listeners together must need at most `MAX_LOAD_PERCENT` of this
-  machine, by learnt costs, in the steady state that every call reaches;
+  machine, by what steps take on average, in the steady state that every call reaches;
 - and time for its first sound: made in what those who speak already leave of the machine, together with the first
   sounds that are being made, it must come within what its class can bear.
 
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..clock import MS, SECOND
-from .costs import CostTable
 from .slots import Pages, Slots
 from .step import Stage, StageSpec
 from .stream import Priority, Stream
@@ -67,12 +66,17 @@ def bucket_of(spec: StageSpec, rows: int) -> int:
     raise AssertionError(f"{rows} rows do not fit the largest bucket {spec.buckets[-1]}")
 
 
-def stage_ns(costs: CostTable, specs: Mapping[Stage, StageSpec], stage: Stage, rows: int, units: int = 1) -> int:
-    """Predicted time to take `rows` through a stage, in as many steps as its batch limit asks for."""
+def stage_ns(
+    time_ns: Callable[[Stage, int, int], int], specs: Mapping[Stage, StageSpec], stage: Stage, rows: int, units: int = 1
+) -> int:
+    """Time to take `rows` through a stage, in as many steps as its batch limit asks for.
+
+    time_ns(stage, bucket, units): of one step; `CostTable.predict_ns` or `mean_ns`.
+    """
     spec = specs[stage]
     full, rest = divmod(rows, spec.max_rows)
-    time_ns = full * costs.predict_ns(stage, bucket_of(spec, spec.max_rows), units) if full else 0
-    return time_ns + (costs.predict_ns(stage, bucket_of(spec, rest), units) if rest else 0)
+    whole_ns = full * time_ns(stage, bucket_of(spec, spec.max_rows), units) if full else 0
+    return whole_ns + (time_ns(stage, bucket_of(spec, rest), units) if rest else 0)
 
 
 def load_percent(
@@ -80,7 +84,7 @@ def load_percent(
 ) -> int:
     """Time to make one frame for every listener, in percent of the time they take to hear it.
 
-    stage_ns(stage, rows, units): predicted time to take rows through a stage.  rows: backbone rows of all listeners.
+    stage_ns(stage, rows, units): mean time to take rows through a stage.  rows: backbone rows of all listeners.
     chunks: frames per codec step -> how many listeners get such chunks.
 
     A batch is taken to cost at most what its rows cost one by one: the small steps are learnt anew whenever a stream
@@ -226,7 +230,7 @@ class Admission:
             frames = max(STEADY_CHUNK, self._longest_chunk(s)) if is_strained else STEADY_CHUNK
             chunks[frames] = chunks.get(frames, 0) + 1
         rows = sum(s.rows for s in heard)
-        return load_percent(self._forecast.stage_ns, rows=rows, chunks=chunks, frame_ns=self._frame_ns) if rows else 0
+        return load_percent(self._forecast.mean_ns, rows=rows, chunks=chunks, frame_ns=self._frame_ns) if rows else 0
 
 
 def _place(s: Stream) -> tuple[int, int]:

@@ -18,6 +18,9 @@ PREFILL; the frames per row for CODEC; 1 for BACKBONE and DEPTH.  A prediction i
   its forecaster it is the quantile tracking of Angelopoulos, Candes and Tibshirani, "Conformal PID control for time
   series prediction", 2023.)  It never falls below one: where durations hardly vary, fewer take longer.
 
+What many steps take together is another question: their quantiles do not add up, their means do.  The mean of a kind
+is level x pace x the stage's mean of durations over that, of about the last `MEAN_STEPS` steps.
+
 All in integers; nothing here is random.
 """
 
@@ -47,6 +50,9 @@ ONE = 1_000
 MARGIN_UNIT = 3
 """What the margin falls by after a step within its prediction, in parts of `ONE`: 0.3 %."""
 LARGEST_MARGIN = 4 * ONE
+MEAN_STEPS = 64
+LARGEST_RATIO = 8 * ONE
+"""What one stall may count for in a mean."""
 MEASURED_COUNTS = 16
 """A duration measured before serving counts as so many observations: a machine that is slower than it was then must be
 taken for that before it looks as if this kind of step alone were."""
@@ -65,19 +71,23 @@ def size_of(stage: Stage, units: int) -> int:
 class _Pace:
     """How one stage runs now; see the module's docstring."""
 
-    __slots__ = ("factor", "margin", "ratios", "usual")
+    __slots__ = ("factor", "margin", "mean_sum", "ratios", "usual")
 
     def __init__(self) -> None:
         # Duration over level of the last steps, in parts of ONE; before any, the machine is as it was measured.
         self.ratios = deque([ONE] * PACE_WINDOW, PACE_WINDOW)
         self.margin = ONE
+        # `MEAN_STEPS` times the mean of duration over level times pace.
+        self.mean_sum = MEAN_STEPS * ONE
         # What durations are divided by, and what levels are multiplied by: pace times margin.
         self.usual = ONE
         self.factor = ONE * ONE
 
-    def correct(self, *, is_over: bool) -> None:
+    def correct(self, predicted_ns: int, duration_ns: int) -> None:
         """Widen or tighten the margin by the error just made."""
-        if is_over:
+        ratio = min(duration_ns * self.margin // max(1, predicted_ns), LARGEST_RATIO)
+        self.mean_sum += ratio - self.mean_sum // MEAN_STEPS
+        if duration_ns > predicted_ns:
             self.margin = min(self.margin + COVERED_TENTHS * MARGIN_UNIT, LARGEST_MARGIN)
         else:
             self.margin = max(self.margin - (10 - COVERED_TENTHS) * MARGIN_UNIT, ONE)
@@ -130,6 +140,11 @@ class CostTable:
             time_ns = predicted[key] = level * self._paces[stage].factor // (ONE * ONE)
         return time_ns
 
+    def mean_ns(self, stage: Stage, bucket: int, units: int = 1) -> int:
+        """The time such steps take on average, to be added up over many; of kinds never seen as `predict_ns` has it."""
+        pace = self._paces[stage]
+        return self.predict_ns(stage, bucket, units) * pace.mean_sum // (MEAN_STEPS * pace.margin)
+
     def observe(self, stage: Stage, bucket: int, units: int, duration_ns: int) -> None:
         """A step of this kind took `duration_ns`."""
         key = (stage, bucket, size_of(stage, units))
@@ -141,7 +156,7 @@ class CostTable:
         level = self._levels[stage].get(key)
         if level:
             # A kind never seen before says nothing about the pace: what was expected of it was a guess.
-            pace.correct(is_over=duration_ns > predicted_ns)
+            pace.correct(predicted_ns, duration_ns)
             pace.follow(duration_ns * ONE // level)
         self._learn(key, duration_ns * ONE // pace.usual)
 
@@ -153,7 +168,9 @@ class CostTable:
         """Everything learnt, as plain values to be written down."""
         return {
             "kinds": [[int(key[0]), key[1], key[2], list(recent)] for key, recent in self._recent.items()],
-            "stages": [[int(stage), pace.margin, list(pace.ratios)] for stage, pace in self._paces.items()],
+            "stages": [
+                [int(stage), pace.margin, pace.mean_sum, list(pace.ratios)] for stage, pace in self._paces.items()
+            ],
         }
 
     @classmethod
@@ -163,9 +180,10 @@ class CostTable:
         for stage, bucket, size, durations in state["kinds"]:
             for duration_ns in durations:
                 table._learn((Stage(stage), _natural(bucket), _natural(size)), _natural(duration_ns))
-        for stage, margin, ratios in state["stages"]:
+        for stage, margin, mean_sum, ratios in state["stages"]:
             pace = table._paces[Stage(stage)]
             pace.margin = min(max(ONE, _natural(margin)), LARGEST_MARGIN)
+            pace.mean_sum = _natural(mean_sum)
             pace.ratios.extend(_natural(ratio) for ratio in ratios)
             pace.settle()
         return table

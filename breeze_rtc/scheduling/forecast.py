@@ -42,9 +42,14 @@ class Forecast:
         times = self._stages[stage]
         time_ns = times.get((rows, units))
         if time_ns is None:
-            time_ns = stage_ns(self._costs, self._specs, stage, rows, units) if self._is_on else 0
+            time_ns = stage_ns(self._costs.predict_ns, self._specs, stage, rows, units) if self._is_on else 0
             times[rows, units] = time_ns
         return time_ns
+
+    def mean_ns(self, stage: Stage, rows: int, units: int = 1) -> int:
+        """As `stage_ns`, but what it takes on average: to be added up over many steps, where that is a prediction for
+        one."""
+        return stage_ns(self._costs.mean_ns, self._specs, stage, rows, units) if self._is_on else 0
 
     def frame_ns(self, rows: int) -> int:
         """One frame for `rows`."""

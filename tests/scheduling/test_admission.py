@@ -30,7 +30,7 @@ FRAME_NS = 80 * MS
 
 def load(costs: CostTable, streams: int, frames: int = 4) -> int:
     return load_percent(
-        lambda stage, rows, units: stage_ns(costs, SPECS, stage, rows, units),
+        lambda stage, rows, units: stage_ns(costs.predict_ns, SPECS, stage, rows, units),
         rows=streams,
         chunks={frames: streams},
         frame_ns=FRAME_NS,
@@ -45,7 +45,7 @@ def test_the_smallest_bucket_that_holds_the_rows() -> None:
 def test_more_rows_than_a_step_holds_take_several_steps() -> None:
     """Nine rows are two full steps and one of one."""
     costs = CostTable({(Stage.DEPTH, 4, 1): 8 * MS, (Stage.DEPTH, 1, 1): 5 * MS})
-    assert stage_ns(costs, SPECS, Stage.DEPTH, 9) == 21 * MS
+    assert stage_ns(costs.predict_ns, SPECS, Stage.DEPTH, 9) == 21 * MS
 
 
 def test_load_is_work_per_frame_over_its_duration() -> None:

@@ -154,6 +154,28 @@ def test_a_load_that_swings_from_step_to_step_is_covered() -> None:
         assert misses(times[200:], predicted[200:]) < 0.13
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.05, 0.5])
+def test_the_mean_is_what_many_steps_take_together(spread: float) -> None:
+    """Neither their median nor what nine of ten stay below: those would let too many listeners in, or too few."""
+    chance = random.Random(5)
+    table = CostTable({(Stage.DEPTH, bucket, 1): 10 * MS for bucket in (4, 8)})
+    times = noisy(chance, 10, spread, 2_000)
+    means = []
+    for time_ms in times:
+        means.append(table.mean_ns(Stage.DEPTH, 4) / MS)
+        run(table, [time_ms])
+    assert statistics.mean(means[200:]) == pytest.approx(statistics.mean(times[200:]), rel=0.06)
+    assert table.mean_ns(Stage.DEPTH, 8) == pytest.approx(table.mean_ns(Stage.DEPTH, 4), rel=0.2 + spread)
+    assert table.mean_ns(Stage.DEPTH, 4) <= table.predict_ns(Stage.DEPTH, 4)
+
+
+def test_a_stall_counts_for_little_in_a_mean() -> None:
+    """A step that took a hundred times as long does not keep listeners out."""
+    table = CostTable({(Stage.DEPTH, 4, 1): 10 * MS})
+    run(table, [10] * 50 + [1_000])
+    assert table.mean_ns(Stage.DEPTH, 4) < 11.2 * MS
+
+
 def test_errors_are_counted_by_ratio() -> None:
     """Steps of which something was known: two within their prediction, one at 1.2 times, one at ten times it."""
     table = CostTable()
@@ -224,7 +246,7 @@ def test_a_broken_state_is_refused() -> None:
         good | {"kinds": [[3, 4, 1, [-5]]]},
         good | {"kinds": [[3, 4, 1, ["5"]]]},
         good | {"kinds": [[3, 4, [5]]]},
-        good | {"stages": [[3, 1.5, [1024]]]},
+        good | {"stages": [[3, 1.5, 64_000, [1000]]]},
         good | {"stages": 7},
     ):
         with pytest.raises((ValueError, TypeError, KeyError)):
