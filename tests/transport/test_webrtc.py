@@ -131,6 +131,25 @@ async def test_sound_arrives_sample_by_sample_where_the_map_says() -> None:
         assert [slot.payload for slot in talk.slots if slot.stream == 1] == [packet.payload for packet in packets]
 
 
+async def test_nothing_is_lost_at_the_first_and_last_sample_of_twenty_utterances() -> None:
+    """The first is written before there is a connection: it waits until the listener plays."""
+    t = np.arange(2_400) / 24_000
+    ping = np.sin(2 * np.pi * 1_000 * t) * 9_000 * (t % 0.08 < 0.02)  # The first and the last 20 ms.
+    encoder = SpeechEncoder()
+    packets = encoder.encode(ping.astype(np.int16)) + encoder.end()
+    talk = Conversation()
+    for stream in range(20):
+        talk.say(stream, packets)
+    async with talk:
+        await talk.until(lambda: talk.is_heard(19, 480 * len(packets)))
+        await talk.until_played(19)
+        for stream in range(20):
+            first = next(slot.ticks for slot in talk.slots if slot.stream == stream)
+            heard = talk.listener.pcm(rtp.add(talk.origin, first + 312), 4_800)  # 312: look-ahead.
+            assert heard[:480].max() > 6_000
+            assert heard[-480:].max() > 6_000
+
+
 async def test_the_position_is_the_listeners_own() -> None:
     """With four reports a second it is within 40 ms of what has really left the loudspeaker."""
     async with Conversation() as talk:
