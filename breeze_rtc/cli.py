@@ -161,7 +161,7 @@ def _serve(
             def ready(server: door.VoiceServer) -> None:
                 out.print(f"Talk to the agent at {url}", style="bold")
                 if server.listen_fix:
-                    out.print(f"{server.listen_fix}; until then, type.", markup=False)
+                    out.print(f"{server.listen_fix.rstrip('.')}; until then, type.", markup=False)
                 out.print("Press Ctrl-C to stop.")
                 on_url(url)
 

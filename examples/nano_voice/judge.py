@@ -17,6 +17,7 @@ _numbers = inflect.engine()
 def plain_words(text: str) -> list[str]:
     """Lower-case words with numbers spelled and the judge's spelling habits undone."""
     text = text.lower().replace("’", "'").replace("%", " percent")
+    text = re.sub(r"\$(\d+)\.(\d\d)\b", r"\1 dollars and \2 cents", text)
     text = re.sub(r"\$(\d[\d,.]*\d|\d)", r"\1 dollars", text)
     text = re.sub(r"(\d),(\d{3})", r"\1\2", text)
     text = re.sub(
