@@ -4,7 +4,7 @@ Three things must be there:
 
 - a slot and worst-case KV pages, beyond those kept for the classes above;
 - for a stream that somebody listens to, time: all listeners together must need at most `MAX_LOAD_PERCENT` of this
-  machine, by what steps take on average, in the steady state that every call reaches;
+  machine, by what steps take in the long run, in the steady state that every call reaches;
 - and time for its first sound: made in what those who speak already leave of the machine, together with the first
   sounds that are being made, it must come within what its class can bear.
 
@@ -84,7 +84,7 @@ def load_percent(
 ) -> int:
     """Time to make one frame for every listener, in percent of the time they take to hear it.
 
-    stage_ns(stage, rows, units): mean time to take rows through a stage.  rows: backbone rows of all listeners.
+    stage_ns(stage, rows, units): time to take rows through a stage.  rows: backbone rows of all listeners.
     chunks: frames per codec step -> how many listeners get such chunks.
 
     A batch is taken to cost at most what its rows cost one by one: the small steps are learnt anew whenever a stream
@@ -230,7 +230,7 @@ class Admission:
             frames = max(STEADY_CHUNK, self._longest_chunk(s)) if is_strained else STEADY_CHUNK
             chunks[frames] = chunks.get(frames, 0) + 1
         rows = sum(s.rows for s in heard)
-        return load_percent(self._forecast.mean_ns, rows=rows, chunks=chunks, frame_ns=self._frame_ns) if rows else 0
+        return load_percent(self._forecast.steady_ns, rows=rows, chunks=chunks, frame_ns=self._frame_ns) if rows else 0
 
 
 def _place(s: Stream) -> tuple[int, int]:
