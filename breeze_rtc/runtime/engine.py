@@ -120,8 +120,8 @@ class Speech:
     """One stream: text goes in, sound comes out of the iterator, which ends after the last chunk.
 
     Iterating raises StepFailed when a stage fails on this stream, Overloaded when it has waited for room as long as its
-    priority may, BadText when the text cannot be spoken, EngineClosed when the engine closes or dies; chunks made before
-    that are delivered first.
+    priority may, BadText when the text cannot be spoken, EngineClosed when the engine closes or dies; chunks made
+    before that are delivered first.
 
     One task reads.  A reader that is cancelled while it waits cancels the stream, because nobody else would: to wait
     with a timeout, shield the read.  A Speech that is dropped unread is cancelled too.
