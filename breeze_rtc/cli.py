@@ -49,6 +49,7 @@ LlmOffline = Annotated[bool, typer.Option(help="Answer with the small language m
 Trace = Annotated[
     Path | None, typer.Option(help="Record what the scheduler is told in this file; see: breeze-rtc trace show.")
 ]
+Record = Annotated[Path | None, typer.Option(help="Keep each caller's voice as a WAV file in this folder.")]
 MaxCalls = Annotated[int, typer.Option(min=1, help="Calls held at the same time.")]
 IceUrl = Annotated[list[str] | None, typer.Option(help="A STUN or TURN address, e.g. stun:stun.example.org:3478.")]
 IceUser = Annotated[str | None, typer.Option(help="The user name for the TURN servers.")]
@@ -80,6 +81,7 @@ def demo(
     _serve(
         **{name: value for name, value in locals().items() if name != "open_browser"},
         max_calls=8,
+        record=None,
         ice_server=None,
         ice_user=None,
         ice_credential_env="",
@@ -107,6 +109,7 @@ def serve(
     ice_credential_env: IceKey = "BREEZE_ICE_CREDENTIAL",
     allowed_origin: Origin = None,
     trace: Trace = None,
+    record: Record = None,
     listen: Listen = True,
     verbose: Verbose = False,
 ) -> None:
@@ -132,6 +135,7 @@ def _serve(
     ice_credential_env: str,
     allowed_origin: list[str] | None,
     trace: Path | None,
+    record: Path | None,
     listen: bool,
     verbose: bool,
     on_url: Callable[[str], None],
@@ -172,6 +176,7 @@ def _serve(
                 threads=threads,
                 trace=trace,
                 listens=listen,
+                recordings=record,
                 max_calls=max_calls,
                 ice_servers=ice_servers,
                 allowed_origins=allowed_origin or (),

@@ -20,6 +20,8 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,7 +36,7 @@ from starlette.websockets import WebSocket
 from breeze_rtc.agent.listen import Listener
 from breeze_rtc.agent.session import Callbacks
 from breeze_rtc.agent.vad import VoiceActivity
-from breeze_rtc.clock import SECOND, Clock, MonotonicClock, ns_to_samples
+from breeze_rtc.clock import SECOND, Clock, MonotonicClock, ns_to_samples, wall_offset_ns
 from breeze_rtc.errors import (
     BadRequest,
     BadSampling,
@@ -106,8 +108,8 @@ class VoiceServer:
 
     engine: takes the place of one made from `model`, `device`, `threads` and `trace`; it is started and closed here.
     listens: whether the microphone is turned into text; without the `listen` extra it is not, and the page says how to
-    get it. allowed_origins: pages of other hosts that may call; the server's own always may. on_ready: called once
-    everything is loaded.
+    get it. recordings: a folder for the callers' voices, a WAV file each. allowed_origins: pages of other hosts that
+    may call; the server's own always may. on_ready: called once everything is loaded.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class VoiceServer:
         trace: Path | None = None,
         engine: Engine | None = None,
         listens: bool = True,
+        recordings: Path | None = None,
         max_calls: int = 8,
         ice_servers: Sequence[IceServer] = (),
         allowed_origins: Sequence[str] = (),
@@ -133,6 +136,8 @@ class VoiceServer:
         """What to do so that the server understands speech; empty when it does."""
         self._callbacks = callbacks
         self._listens = listens
+        self._recordings = recordings
+        self._numbers = count(1)
         self._max_calls = max_calls
         self._ice_servers = tuple(ice_servers)
         self._allowed_origins = frozenset(origin.rstrip("/") for origin in allowed_origins)
@@ -200,6 +205,14 @@ class VoiceServer:
 
     # -- calls
 
+    def _next_recording(self) -> Path | None:
+        """A file for the next call, named by the time (UTC) and a number."""
+        if self._recordings is None:
+            return None
+        self._recordings.mkdir(parents=True, exist_ok=True)
+        began = datetime.fromtimestamp((self._clock.now() + wall_offset_ns()) / SECOND, UTC)
+        return self._recordings / f"{began:%Y%m%dT%H%M%S}-{next(self._numbers)}.wav"
+
     async def call(self, socket: WebSocket) -> None:
         """The page's call; see `signaling` for what is said in it."""
         if not self._is_own_page(socket):
@@ -224,6 +237,7 @@ class VoiceServer:
                 activity=self._activity,
                 ears=self._listener,
                 listen_fix=self.listen_fix,
+                recording=self._next_recording(),
                 ice_servers=self._ice_servers,
                 pacer=self._pacer,
                 silent_page_s=self._silent_page_s,

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -18,11 +19,14 @@ from breeze_rtc.agent.session import AgentSession, Callbacks, Ears
 from breeze_rtc.agent.vad import Samples, VoiceActivity
 from breeze_rtc.clock import MS, SECOND, Clock, MonotonicClock
 from breeze_rtc.errors import BreezeError, PeerError
+from breeze_rtc.media.rtp import RTP_RATE
 from breeze_rtc.playback import PlaybackReport, SpeechPacket
 from breeze_rtc.runtime.engine import Engine
 from breeze_rtc.server.metrics import Metrics
 from breeze_rtc.transport import signaling
+from breeze_rtc.transport.jitter_buffer import Tally
 from breeze_rtc.transport.pacer import Pacer
+from breeze_rtc.transport.uplink import recorded
 from breeze_rtc.transport.webrtc import WebRtcCall
 
 log = logging.getLogger(__name__)
@@ -69,6 +73,7 @@ class PageCall:
         activity: VoiceActivity | None,
         ears: Ears | None,
         listen_fix: str = "",
+        recording: Path | None = None,
         ice_servers: Sequence[signaling.IceServer] = (),
         pacer: Pacer | None = None,
         silent_page_s: float = SILENT_PAGE_S,
@@ -83,6 +88,7 @@ class PageCall:
         self._activity = activity
         self._ears = ears
         self._listen_fix = listen_fix
+        self._recording = recording
         self._ice_servers = ice_servers
         self._silent_page_s = silent_page_s
         self._clock = clock or MonotonicClock()
@@ -110,6 +116,7 @@ class PageCall:
         self._first_sound_ms: float | None = None
         self._stop_ns: int | None = None
         self._gaps = self._gap_slots = 0
+        self._uplink = Tally()
 
     # -- the session's Call
 
@@ -143,7 +150,10 @@ class PageCall:
         self._put(_SAY[message["type"]](message))
 
     async def microphone(self) -> AsyncIterator[Samples]:
-        async for block in self._webrtc.uplink():
+        blocks = self._webrtc.uplink()
+        if self._recording is not None:
+            blocks = recorded(blocks, self._recording)
+        async for block in blocks:
             yield block.samples
 
     # -- the call's life
@@ -184,7 +194,7 @@ class PageCall:
 
     async def _release(self) -> None:
         self._metrics.calls.dec()
-        self._count_gaps()
+        self._count_losses()
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._webrtc.close(self._end_reason)
@@ -319,7 +329,7 @@ class PageCall:
                 self.end(1001, "no word from the page for too long")
                 return
             stats = self._webrtc.stats()
-            self._count_gaps()
+            self._count_losses()
             self._follow_first_sound(now)
             if stats.stop_ns is not None and stats.stop_ns != self._stop_ns:
                 self._metrics.stop.observe(stats.stop_ns / SECOND)
@@ -354,11 +364,17 @@ class PageCall:
             self._metrics.first_sound.observe(first_sound_ns / SECOND)
             self._turn_at = None
 
-    def _count_gaps(self) -> None:
+    def _count_losses(self) -> None:
         stats = self._webrtc.stats()
         self._metrics.gaps.inc(stats.gaps - self._gaps)
         self._metrics.gap_seconds.inc((stats.gap_slots - self._gap_slots) * 0.02)
         self._gaps, self._gap_slots = stats.gaps, stats.gap_slots
+        uplink, before, self._uplink = stats.uplink, self._uplink, stats.uplink
+        for by in ("recovered", "concealed", "silent"):
+            ticks = getattr(uplink, f"{by}_ticks") - getattr(before, f"{by}_ticks")
+            self._metrics.microphone_lost.labels(by).inc(ticks / RTP_RATE)
+        for why in ("late", "duplicate", "strange", "malformed"):
+            self._metrics.microphone_dropped.labels(why).inc(getattr(uplink, why) - getattr(before, why))
 
 
 class _MeteredSink:

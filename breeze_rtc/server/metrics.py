@@ -56,6 +56,18 @@ class Metrics:
             "breeze_gaps", "Silences inside a speech that the listener could hear", registry=self._registry
         )
         self.gap_seconds = Counter("breeze_gap_seconds", "How long those silences were", registry=self._registry)
+        self.microphone_lost = Counter(
+            "breeze_microphone_lost_seconds",
+            "Sound of callers that did not arrive, by what took its place (redundancy, a guess, silence)",
+            ["by"],
+            registry=self._registry,
+        )
+        self.microphone_dropped = Counter(
+            "breeze_microphone_dropped",
+            "Packets of callers that were of no use, by why",
+            ["why"],
+            registry=self._registry,
+        )
         self.heard = Counter("breeze_heard_audio_seconds", "Speech that was heard", registry=self._registry)
         self.wasted = Counter(
             "breeze_wasted_audio_seconds",

@@ -23,7 +23,7 @@ All that is used of the private parts of aiortc 1.16 for receiving is in this mo
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import wave
 from collections import deque
 from collections.abc import AsyncIterator
@@ -42,6 +42,8 @@ from breeze_rtc.clock import SECOND, Clock
 from breeze_rtc.media import rtp
 from breeze_rtc.media.libopus import Decoder
 from breeze_rtc.transport.jitter_buffer import Frame, JitterBuffer, Packet, Source
+
+logger = logging.getLogger(__name__)
 
 RATE = 16_000
 """What voice activity and recognisers want, and what Opus decodes to as it is."""
@@ -222,16 +224,49 @@ class UplinkReceiver(RTCRtpReceiver):
 async def recorded(blocks: AsyncIterator[Block], path: Path) -> AsyncIterator[Block]:
     """The same blocks, written on the way to a 16-bit WAV file, each in its place on the uplink clock.
 
-    A call of so many seconds makes a file of so many seconds, whatever stalled or was lost.
+    A call of so many seconds makes a file of so many seconds, whatever stalled or was lost.  A disk that is full ends
+    the recording and not the call.
     """
-    with contextlib.closing(wave.open(str(path), "wb")) as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(RATE)
-        written = 0
+    recording = _Recording(path)
+    try:
         async for block in blocks:
-            silence = block.at_samples - written
-            pcm = (np.clip(block.samples, -1.0, 1.0) * 32_767).astype("<i2")
-            file.writeframes(bytes(2 * silence) + pcm.tobytes())
-            written = block.at_samples + BLOCK
+            recording.write(block)
             yield block
+    finally:
+        recording.close()
+
+
+class _Recording:
+    """A WAV file that may fail."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: wave.Wave_write | None = None
+        self._has_failed = False
+        self._written = 0
+
+    def write(self, block: Block) -> None:
+        if self._has_failed:
+            return
+        pcm = (np.clip(block.samples, -1.0, 1.0) * 32_767).astype("<i2").tobytes()
+        try:
+            if self._file is None:
+                self._file = wave.open(str(self._path), "wb")  # noqa: SIM115 - closed by close()
+                self._file.setnchannels(1)
+                self._file.setsampwidth(2)
+                self._file.setframerate(RATE)
+            self._file.writeframesraw(bytes(2 * (block.at_samples - self._written)) + pcm)
+        except OSError as error:
+            self._fail(error)
+        self._written = block.at_samples + BLOCK
+
+    def close(self) -> None:
+        try:
+            if self._file is not None:
+                self._file.close()  # writes the length into the head
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        self._has_failed = True
+        logger.error("the recording %s ends here: %s", self._path, error)

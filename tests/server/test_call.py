@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import wave
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,8 +105,8 @@ async def test_a_turn_while_the_agent_speaks_cuts_it(hall: Hall) -> None:
         assert (await said(page, f"you said {STORY}"))["interrupted"]
 
 
-async def test_speech_from_the_microphone_interrupts_and_is_answered() -> None:
-    """Real packets, the real voice activity model, and a recogniser that was told what it hears."""
+async def test_speech_from_the_microphone_interrupts_and_is_answered(tmp_path: Path) -> None:
+    """Real packets, the real voice activity model, and a recogniser that was told what it hears; and a recording."""
     speech = spoken("stop now, and listen to me please", rate=48_000)
     sound = np.concatenate([np.zeros(2 * 48_000), speech, np.zeros(48_000)])
 
@@ -118,7 +120,7 @@ async def test_speech_from_the_microphone_interrupts_and_is_answered() -> None:
     async def enter_long(session: AgentSession) -> AsyncGenerator[str, None]:
         yield STORY
 
-    async with serving(Callbacks(on_enter=enter_long, on_user_turn=reply)) as hall:
+    async with serving(Callbacks(on_enter=enter_long, on_user_turn=reply), recordings=tmp_path) as hall:
         hall.server._listener = ears = Ears()  # type: ignore[assignment]
         async with hall.page(microphone=Microphone((sound * 32_767 * 0.8).astype(np.int16))) as page:
             await page.call()
@@ -128,6 +130,10 @@ async def test_speech_from_the_microphone_interrupts_and_is_answered() -> None:
             assert len(speech) / 48_000 < ears.heard_s < len(speech) / 48_000 + 1.2
         hall.server._listener = None
         await hall.is_free()
+        assert b'breeze_microphone_dropped_total{why="late"} 0.0' in hall.server.metrics.text()
+    (recording,) = tmp_path.iterdir()  # noqa: ASYNC240 - the calls are over
+    with wave.open(str(recording)) as file:
+        assert file.getnframes() / file.getframerate() > 2 + len(speech) / 48_000
 
 
 async def test_bad_messages_are_answered_and_the_call_goes_on(hall: Hall) -> None:

@@ -218,6 +218,14 @@ async def test_a_recording_fills_what_was_not_read(tmp_path: Path) -> None:
     assert sound[16 * BLOCK :].any()
 
 
+async def test_a_recording_that_cannot_be_written_lets_the_sound_pass(tmp_path: Path) -> None:
+    """The call is worth more."""
+    feed = Feed()
+    feed.packets(5)
+    feed.uplink.close()
+    assert len([block async for block in recorded(feed.uplink.blocks(), tmp_path / "missing" / "a.wav")]) == 5
+
+
 async def test_packets_of_other_lengths_make_the_same_blocks() -> None:
     """10 and 60 ms: blocks are 20 ms all the same, and count on."""
     feed = Feed()
