@@ -23,12 +23,13 @@ All that is used of the private parts of aiortc 1.16 for receiving is in this mo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import wave
 from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from aiortc.rtcdtlstransport import RTCDtlsTransport
@@ -241,7 +242,8 @@ class _Recording:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: wave.Wave_write | None = None
+        self._file: BinaryIO | None = None
+        self._wave: wave.Wave_write | None = None
         self._has_failed = False
         self._written = 0
 
@@ -250,23 +252,25 @@ class _Recording:
             return
         pcm = (np.clip(block.samples, -1.0, 1.0) * 32_767).astype("<i2").tobytes()
         try:
-            if self._file is None:
-                self._file = wave.open(str(self._path), "wb")  # noqa: SIM115 - closed by close()
-                self._file.setnchannels(1)
-                self._file.setsampwidth(2)
-                self._file.setframerate(RATE)
-            self._file.writeframesraw(bytes(2 * (block.at_samples - self._written)) + pcm)
+            if self._wave is None:
+                self._open()
+            assert self._wave is not None
+            # Brings the length in the head up to date, so that the file is whole also where the process is killed.
+            self._wave.writeframes(bytes(2 * (block.at_samples - self._written)) + pcm)
         except OSError as error:
-            self._fail(error)
+            self._has_failed = True
+            logger.error("the recording %s ends here: %s", self._path, error)
         self._written = block.at_samples + BLOCK
 
     def close(self) -> None:
-        try:
-            if self._file is not None:
-                self._file.close()  # writes the length into the head
-        except OSError as error:
-            self._fail(error)
+        for part in (self._wave, self._file):
+            if part is not None:
+                with contextlib.suppress(OSError):
+                    part.close()
 
-    def _fail(self, error: OSError) -> None:
-        self._has_failed = True
-        logger.error("the recording %s ends here: %s", self._path, error)
+    def _open(self) -> None:
+        self._file = self._path.open("wb")
+        self._wave = wave.Wave_write(self._file)
+        self._wave.setnchannels(1)
+        self._wave.setsampwidth(2)
+        self._wave.setframerate(RATE)
