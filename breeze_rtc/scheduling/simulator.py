@@ -317,6 +317,8 @@ class _Simulation:
             if step is not None:
                 self._run(step)
                 continue
+            # Those who waited for room too long are told so.
+            self._take_events()
             wake_at = scheduler.wake_at()
             assert wake_at is None or wake_at > self._now, "the scheduler asked to be woken and had nothing to do"
             then = min(inbox[0][0] if inbox else NEVER, NEVER if wake_at is None else wake_at)
