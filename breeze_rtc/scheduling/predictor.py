@@ -4,7 +4,8 @@ Three sources, best first:
 
 1. A sink that paces its sending says when its queue runs empty (`dry_at_ns`).  That is the deadline.
 2. A sink whose far end buffers reports the heard position.  The deadline is when the last delivered sample will have
-   been heard, minus the path from the sink to the ear.
+   been heard, minus the path from the sink to the ear; of what that grants beyond 3, `CUSHION_NS` are left to the
+   listener, for the jitter that no path delay holds.
 3. Without reports, the published method: the first output's time plus the audio sent.  It describes a listener with
    no buffer and no network, so no real one can have heard more (sound is not consumed faster than it lasts), and it
    bounds what a report may claim.  A listener who says that it is always empty gains nothing by it.
@@ -32,6 +33,8 @@ FADE_NS = 400 * MS
 FADE_STEPS = 4
 STALE_GUARD_NS = 100 * MS
 """Subtracted from the estimate that replaces a stale report: the listener was last known to be elsewhere."""
+CUSHION_NS = 60 * MS
+"""What is not spent of a far listener's own buffer; three packets, as players keep against jitter."""
 MAX_PATH_NS = SECOND
 """A longer path is a fault of the report."""
 MAX_DRIFT_PPM = 1_000
@@ -55,6 +58,7 @@ class Predictor:
         "_estimate_ns",
         "_granted_ns",
         "_heard",
+        "_is_paced",
         "_path_ns",
         "_sample_rate",
         "delivered",
@@ -82,6 +86,8 @@ class Predictor:
         self._heard = 0
         self._path_ns = 0
         self._dry_ns = 0
+        # It spoke of the queue of a sink that paces its sending.
+        self._is_paced = False
         # The listener said that it is not playing.  Stays until it says otherwise: a frozen page cannot report.
         self.is_held = False
 
@@ -127,7 +133,8 @@ class Predictor:
         """
         if self.is_held or not self.delivered:
             return 0
-        return now - (self.fresh_ns if self._is_trusted(now) else min(self.fresh_ns, self._estimate_ns))
+        dry_ns = self._dry_ns - self._path_ns
+        return now - (dry_ns if self._is_trusted(now) else min(dry_ns, self._estimate_ns))
 
     def heard(self, now: int) -> int:
         """Samples heard by now, extrapolated from the last report and never more than were delivered."""
@@ -172,6 +179,7 @@ class Predictor:
         self._at_ns = at_ns
         self.is_held = not report.is_playing
         unheard_ns = samples_to_ns(max(0, delivered - self._heard), self._sample_rate)
+        self._is_paced = report.dry_at_ns is not None
         if report.dry_at_ns is None:
             self._path_ns = min(max(0, report.path_delay_ns), MAX_PATH_NS, self._longest_path(at_ns))
             dry_ns = at_ns + unheard_ns
@@ -207,7 +215,8 @@ class Predictor:
         if not self.has_report:
             self.fresh_ns = self._estimate_ns
             return
-        self.fresh_ns = self._dry_ns - self._path_ns
+        dry_ns = self._dry_ns - self._path_ns
+        self.fresh_ns = dry_ns if self._is_paced else max(min(dry_ns, self._estimate_ns), dry_ns - CUSHION_NS)
         self.stale_ns = self._at_ns + FADE_NS
         # Silence gives no right to be later.
         self._granted_ns = max(0, self.fresh_ns - self._estimate_ns + STALE_GUARD_NS)

@@ -308,7 +308,7 @@ def test_a_stream_in_danger_is_rescued_by_a_smaller_step(policy: Policy, streams
     desk.open(2)
     desk.until_spoken(1, 2)
     desk.now += 45 * MS
-    desk.report(1)
+    desk.report(1, dry_at=desk.now + 80 * MS)
     step = desk.step()
     assert (step.stage, streams_of(step), step.why) == (Stage.BACKBONE, streams, why)
 
@@ -334,7 +334,7 @@ def test_reports_move_deadlines_unless_the_policy_says_otherwise(policy: Policy,
     desk.open(1)
     desk.until(2_000)
     before = desk.scheduler.wake_at()
-    desk.report(1, heard_ms=(desk.now // MS) - 168)
+    desk.report(1, heard_ms=(desk.now // MS) - 168 - 60)
     assert (desk.scheduler.wake_at() != before) is moves
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from breeze_rtc.clock import MS, SECOND
 from breeze_rtc.playback import PlaybackReport
-from breeze_rtc.scheduling.predictor import MAX_PATH_NS, STALE_GUARD_NS, Predictor
+from breeze_rtc.scheduling.predictor import CUSHION_NS, MAX_PATH_NS, STALE_GUARD_NS, Predictor
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -49,26 +49,46 @@ def test_a_gap_moves_the_estimate() -> None:
 
 
 def test_a_report_replaces_the_estimate() -> None:
-    """A player with a buffer of 80 ms runs dry 80 ms later than the estimate said."""
+    """A player with a buffer of 80 ms runs dry 80 ms later than the estimate said; all but a cushion is ours to use."""
     predictor = delivered((10 * TENTH, 0))
     predictor.report(report(TENTH, 180), 190 * MS)
+    assert predictor.dry_at(200 * MS) == 1_080 * MS - CUSHION_NS
+
+
+@pytest.mark.parametrize(("buffer_ms", "later_ms"), [(0, 0), (20, 0), (60, 0), (61, 1), (500, 440)])
+def test_a_cushion_is_left_to_the_listener(buffer_ms: int, later_ms: int) -> None:
+    """A report never makes the deadline earlier for it, and a chunk is late only when the buffer is empty as well."""
+    predictor = delivered((10 * TENTH, 0))
+    predictor.report(report(TENTH, 100 + buffer_ms), (100 + buffer_ms) * MS)
+    dry_ms = 1_000 + buffer_ms
+    assert predictor.dry_at(800 * MS) <= dry_ms * MS
+    predictor.report(report(TENTH * 7, 700 + buffer_ms), (700 + buffer_ms) * MS)
+    assert predictor.dry_at(dry_ms * MS) == (1_000 + later_ms) * MS
+    assert predictor.late_ns(dry_ms * MS) == 0
+    assert predictor.late_ns((dry_ms + 1) * MS) == 1 * MS
+
+
+def test_a_paced_queue_needs_no_cushion() -> None:
+    """Its deadline is a slot of our own clock: no jitter lies between."""
+    predictor = delivered((10 * TENTH, 0))
+    predictor.report(report(TENTH, 180, dry_at_ms=1_080), 190 * MS)
     assert predictor.dry_at(200 * MS) == 1_080 * MS
 
 
 def test_the_path_brings_the_deadline_forward() -> None:
     """What is sent `path` before the ear runs dry arrives just in time."""
     predictor = delivered((10 * TENTH, 0))
-    predictor.report(report(TENTH, 180, path_ms=60), 190 * MS)
-    assert predictor.dry_at(200 * MS) == 1_020 * MS
+    predictor.report(report(TENTH, 280, path_ms=60), 290 * MS)
+    assert predictor.dry_at(300 * MS) == 1_120 * MS - CUSHION_NS
 
 
 def test_deliveries_after_a_report_are_added_to_it() -> None:
     """A report that arrives late still knows nothing of what was sent after it was made."""
     predictor = delivered((10 * TENTH, 0), (10 * TENTH, 200))
-    predictor.report(report(TENTH, 150), 230 * MS)
-    assert predictor.dry_at(230 * MS) == 2_050 * MS
+    predictor.report(report(TENTH, 190), 230 * MS)
+    assert predictor.dry_at(230 * MS) == 2_090 * MS - CUSHION_NS
     predictor.deliver(TENTH, 240 * MS)
-    assert predictor.dry_at(240 * MS) == 2_150 * MS
+    assert predictor.dry_at(240 * MS) == 2_190 * MS - CUSHION_NS
 
 
 def test_the_slot_time_of_a_paced_sink_is_the_deadline() -> None:
@@ -117,9 +137,9 @@ def test_a_report_from_the_future_is_taken_as_of_now() -> None:
     """A wrong clock at the far end cannot silence later reports."""
     predictor = delivered((10 * TENTH, 0))
     predictor.report(report(TENTH, 10**7), 200 * MS)
-    assert predictor.dry_at(200 * MS) == 1_100 * MS
+    assert predictor.dry_at(200 * MS) == 1_100 * MS - CUSHION_NS
     predictor.report(report(2 * TENTH, 300), 300 * MS)
-    assert predictor.dry_at(300 * MS) == 1_100 * MS
+    assert predictor.dry_at(300 * MS) == 1_100 * MS - CUSHION_NS
 
 
 def test_a_dry_time_beyond_what_was_delivered_is_cut_to_it() -> None:
@@ -142,11 +162,12 @@ def test_an_old_report_gives_way_to_the_estimate_minus_a_guard_bit_by_bit() -> N
     """What a report granted beyond the estimate is taken back in four steps, from 0.4 s to 1 s of silence."""
     predictor = delivered((20 * TENTH, 0))
     predictor.report(report(0, 500), 500 * MS)
-    granted = 2_500 - (2_000 - STALE_GUARD_NS // MS)
+    fresh = 2_500 - CUSHION_NS // MS
+    granted = fresh - (2_000 - STALE_GUARD_NS // MS)
     for age_ms, taken in ((0, 0), (399, 0), (400, 1), (599, 1), (600, 2), (800, 3), (999, 3), (1_000, 4), (9_000, 4)):
-        assert predictor.dry_at((500 + age_ms) * MS) == (2_500 - granted * taken // 4) * MS
+        assert predictor.dry_at((500 + age_ms) * MS) == (fresh - granted * taken // 4) * MS
     predictor.report(report(0, 1_600), 1_600 * MS)
-    assert predictor.dry_at(1_600 * MS) == 3_600 * MS
+    assert predictor.dry_at(1_600 * MS) == 3_600 * MS - CUSHION_NS
 
 
 def test_a_silent_listener_is_fed_on() -> None:
@@ -166,11 +187,11 @@ def test_a_report_says_how_wrong_the_prediction_was() -> None:
     predictor = Predictor(RATE)
     assert predictor.report(report(0, 0), 0) is None
     predictor = delivered((10 * TENTH, 0))
-    assert predictor.report(report(TENTH, 180), 190 * MS) == 80 * MS
-    assert predictor.report(report(2 * TENTH, 300), 310 * MS) == 20 * MS
-    assert predictor.report(report(3 * TENTH, 400, path_ms=30), 410 * MS) == -30 * MS
-    assert predictor.report(report(3 * TENTH, 390), 420 * MS) is None, "an older report is not believed"
-    assert predictor.report(report(4 * TENTH, 500, is_playing=False), 500 * MS) is None
+    assert predictor.report(report(TENTH, 240), 250 * MS) == 140 * MS - CUSHION_NS
+    assert predictor.report(report(2 * TENTH, 360), 370 * MS) == 20 * MS
+    assert predictor.report(report(3 * TENTH, 460, path_ms=30), 470 * MS) == -30 * MS
+    assert predictor.report(report(3 * TENTH, 450), 480 * MS) is None, "an older report is not believed"
+    assert predictor.report(report(4 * TENTH, 560, is_playing=False), 560 * MS) is None
     assert predictor.report(report(4 * TENTH, 900), 900 * MS) is None
     assert predictor.report(report(5 * TENTH, 1_000), 1_000 * MS) == 0
 
