@@ -54,6 +54,8 @@ TERMS = {
     Priority.STREAM: Terms(wait_ns=3 * SECOND, degrade_after_ns=SECOND, first_sound_ns=2 * SECOND),
     Priority.BATCH: Terms(wait_ns=60 * SECOND, degrade_after_ns=None, first_sound_ns=None),
 }
+LOOK_EVERY_STEPS = 8
+"""While somebody waits for time, it is reckoned again after so many steps: that takes as long as a step's choice."""
 MOST_WAITING = 64
 """Streams of one class that may wait; the next one is refused at once."""
 
@@ -126,6 +128,11 @@ class Admission:
         self.refused = [0] * len(Priority)
         # Listeners get larger chunks and less lead than they would if there was time; see `Survey` and `next_chunk`.
         self.is_strained = False
+        # Whether to look again at those who wait: something has changed, or the time has come, or so many steps have
+        # taught what they cost.
+        self._has_changed = False
+        self._look_at = 0
+        self._steps_to_look = 0
         # How long the last streams held their slots, on average; 0 until one has given it back.
         self._held_ns = 0
 
@@ -147,7 +154,7 @@ class Admission:
             return "the memory for one more stream is not free"
         if s.priority is Priority.BATCH or not self._goes_by_load:
             return ""
-        heard = [other for other in streams if other.priority is not Priority.BATCH and not other.is_cancelled]
+        heard = _heard(streams)
         if not heard:
             # The only listener is better served slowly than not at all.
             return ""
@@ -162,7 +169,28 @@ class Admission:
             self.refused[s.priority] += 1
             return False
         self.waiting[s.id] = s
+        self._has_changed = True
         return True
+
+    def is_due(self, now: int) -> bool:
+        """It is worth looking again at those who wait; once asked, not until something changes again."""
+        if not self._has_changed and now < self._look_at:
+            return False
+        self._has_changed = False
+        self._steps_to_look = LOOK_EVERY_STEPS
+        self._look_at = self.wake_at(now) or now
+        return True
+
+    def stepped(self) -> None:
+        """A step has run: what its kind costs is known better."""
+        self._steps_to_look -= 1
+        if self._steps_to_look <= 0:
+            self._has_changed = True
+
+    def forget(self, s: Stream) -> None:
+        """`s` does not wait any more."""
+        self._has_changed = True
+        del self.waiting[s.id]
 
     def queued(self) -> tuple[int, ...]:
         """How many wait, by class."""
@@ -177,7 +205,7 @@ class Admission:
         return [s for s in self.waiting.values() if now >= s.ready_ns + TERMS[s.priority].wait_ns]
 
     def refuse(self, s: Stream) -> None:
-        del self.waiting[s.id]
+        self.forget(s)
         self.refused[s.priority] += 1
 
     def wake_at(self, now: int) -> int | None:
@@ -192,11 +220,11 @@ class Admission:
 
     def left(self, s: Stream, streams: Iterable[Stream], now: int) -> None:
         """`s` has given back what it held; `streams` are still open."""
+        self._has_changed = True
         held_ns = now - s.began_ns
         self._held_ns = self._held_ns + (held_ns - self._held_ns) // 8 if self._held_ns else held_ns
         if self.is_strained:
-            heard = [s for s in streams if s.priority is not Priority.BATCH and not s.is_cancelled]
-            self.is_strained = self._load(heard, is_strained=False) > RELAXED_PERCENT
+            self.is_strained = self._load(_heard(streams), is_strained=False) > RELAXED_PERCENT
 
     def retry_after_s(self, s: Stream) -> float:
         """When there may be room for one like `s`: as many must leave as wait before it, and one more."""
@@ -231,6 +259,11 @@ class Admission:
             chunks[frames] = chunks.get(frames, 0) + 1
         rows = sum(s.rows for s in heard)
         return load_percent(self._forecast.steady_ns, rows=rows, chunks=chunks, frame_ns=self._frame_ns) if rows else 0
+
+
+def _heard(streams: Iterable[Stream]) -> list[Stream]:
+    """Those that somebody listens to and that are still being made."""
+    return [s for s in streams if s.priority is not Priority.BATCH and not s.is_cancelled and not s.is_generated]
 
 
 def _place(s: Stream) -> tuple[int, int]:

@@ -298,6 +298,8 @@ class Scheduler:
         self._costs.observe(stage, step.bucket, _units(step, streams), result.duration_ns)
         self._forecast.forget(stage)
         self._survey.look_up_costs()
+        if self._admission.waiting:
+            self._admission.stepped()
         is_depth = stage is Stage.DEPTH
         results = {row.stream: row for row in result.rows}
         for row in step.rows:
@@ -338,7 +340,7 @@ class Scheduler:
         self._advance(now)
         if self._trace is not None:
             self._trace.next_step(now)
-        if self._admission.waiting:
+        if self._admission.waiting and self._admission.is_due(now):
             self._admit(now)
         if self._half_made:
             # A frame half made is of use to nobody.
@@ -588,7 +590,8 @@ class Scheduler:
             self._free(s)
 
     def _free(self, s: Stream) -> None:
-        if self._admission.waiting.pop(s.id, None) is not None:
+        if s.is_waiting:
+            self._admission.forget(s)
             return
         del self._streams[s.id]
         self._survey.forget(s)
