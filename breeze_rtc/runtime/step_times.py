@@ -16,7 +16,7 @@ import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median_low
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, gettempdir
 
 import numpy as np
 import torch
@@ -135,7 +135,13 @@ def save(path: Path, made_for: dict[str, str], costs: CostTable) -> None:
 def _folder() -> Path:
     """Where a user's caches are (XDG Base Directory Specification): a relative path there is to be ignored."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (named if named.is_absolute() else Path.home() / ".cache") / "breeze_rtc" / "step_times"
+    if not named.is_absolute():
+        try:
+            named = Path.home() / ".cache"
+        except RuntimeError:
+            # A user without a home, as in some containers.
+            named = Path(gettempdir()) / f"cache-{os.getuid()}"
+    return named / "breeze_rtc" / "step_times"
 
 
 def _processor() -> str:

@@ -176,6 +176,22 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, caplog: pytest.
     assert "cannot be kept" in caplog.records[0].message
 
 
+@pytest.mark.parametrize("named", ["", "relative/folder", None])
+def test_the_cache_is_the_users_own(named: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`XDG_CACHE_HOME` where it is a whole path, else `~/.cache`; a user without a home has a folder all the same."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    if named is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", named)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert step_times._folder() == tmp_path / ".cache" / "breeze_rtc" / "step_times"
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert step_times._folder().is_absolute()
+
+
 async def test_an_engine_measures_once_and_keeps_what_it_learns(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The first start says how far it is; the next does not measure, and predicts from its first step on.  Where
     nothing can be kept, it works all the same.
