@@ -65,15 +65,16 @@ class SpeechEncoder:
     """
 
     def __init__(
-        self, sample_rate: int = 24_000, *, bit_rate: int = 32_000, complexity: int = 5, expected_loss: int = 0
+        self, sample_rate: int = 24_000, *, bit_rate: int = 32_000, complexity: int = 5, expected_loss: int = 10
     ) -> None:
         """Mono at `sample_rate` (8, 12, 16, 24 or 48 kHz).
 
-        expected_loss: percent of the packets that will not arrive.  Above zero each packet carries a coarse copy of the
-            one before it (in-band FEC), out of the same bit rate.
+        expected_loss: percent of the packets that will not arrive.  Above 2 or so each packet carries a coarse copy of
+            the one before it (in-band FEC), out of the same bit rate; 0 leaves it out.
 
-        Complexity 5 costs a quarter less than 10 (8.0 against 10.5 ms of one core for a second of speech) and speech at
-        32 kb/s does not tell them apart; the core it saves is the one that makes the speech.
+        `bench/opus_speech.py` has the figures behind the defaults.  With copies, speech that loses a tenth of its
+        packets scores 3.7 in PESQ instead of 2.2, and 4.3 instead of 4.4 where nothing is lost; the encoder takes 12 ms
+        of a core for a second of speech instead of 9, next to the 140 and more that the nano voice takes to make it.
         """
         self.packet_samples = sample_rate * PACKET_MS // 1000
         self._look_ahead = LOOK_AHEAD_48K * sample_rate // RTP_RATE
