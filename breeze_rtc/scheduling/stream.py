@@ -69,6 +69,7 @@ class Stream:
         "recovers",
         "rests_until",
         "rows",
+        "runs_dry_at",
         "samples",
         "segments",
         "served",
@@ -155,9 +156,10 @@ class Stream:
         self.out: Stage | None = None
         self.is_cancelled = False
         # For the survey: it need not be looked at before `rests_until`, 0 while it is looked at at every decision; and
-        # from when on, while it rests, it may begin its next chunk.
+        # while it rests, from when on it may begin its next chunk, and when its listener counts as dry, if ever.
         self.rests_until = 0
         self.may_begin_at = NEVER
+        self.runs_dry_at = NEVER
         # Time to spare before the next sound must start to be made, as of the last look.  NEVER where none is owed.
         self.slack_ns = NEVER
 

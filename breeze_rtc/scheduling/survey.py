@@ -133,7 +133,7 @@ class Survey:
                     if can_start(s):
                         work.new.append(s)
                     else:
-                        s.rests_until = s.may_begin_at = NEVER
+                        s.rests_until = s.may_begin_at = s.runs_dry_at = NEVER
                         rests.append(s)
                 continue
             listener = s.listener
@@ -174,6 +174,7 @@ class Survey:
                     one_must_begin = True
             elif not pending and not can_encode:
                 s.may_begin_at = may_begin_at
+                s.runs_dry_at = NEVER if s.slack_ns == NEVER else deadline_ns + s.ease_ns
                 s.rests_until = min(must_begin_at, listener.changes_at(now))
                 rests.append(s)
         for s in rests:
@@ -184,7 +185,7 @@ class Survey:
         if one_must_begin:
             for s in self._resting.values():
                 if s.may_begin_at <= now:
-                    s.slack_ns = s.listener.dry_at(now) + s.ease_ns - now - codec_cost_ns
+                    s.slack_ns = s.runs_dry_at - now - codec_cost_ns
                     frameless.append(s)
                     work.begins.append(s)
         # The step that would save those without a frame carries those who need it soon, not everybody.
@@ -194,8 +195,9 @@ class Survey:
             tightest_ns = min(tightest_ns, s.slack_ns)
         if work.codec:
             tightest_ns = min(tightest_ns, self._line_up(work, frameless))
-        if work.new:
-            tightest_ns = min(tightest_ns, min((self.slack(s, now) for s in self._resting.values()), default=NEVER))
+        if work.new and self._resting:
+            dry_at = min([s.runs_dry_at for s in self._resting.values()])
+            tightest_ns = min(tightest_ns, dry_at - now - codec_cost_ns - self._forecast.frame_ns(1))
         work.tightest_ns = tightest_ns
         return work
 
