@@ -271,7 +271,8 @@ class Scheduler:
             moved_ns = s.listener.report(report, now)
             if moved_ns is not None:
                 moves.add(moved_ns)
-            self._touch(s)
+            if not s.is_waiting:
+                self._survey.heard_from(s)
 
     def cancel(self, stream: int, now: int) -> None:
         """The stream is not wanted any more: nothing is said of it from now on.
@@ -313,6 +314,8 @@ class Scheduler:
                 self._fail(s, stage, row_result.error)
             elif is_depth:
                 s.made += 1
+                if s.made - s.delivered >= s.target or s.made >= s.max_frames:
+                    self._survey.touch(s)
             else:
                 self._apply(s, stage, row, row_result, now)
 
@@ -502,6 +505,8 @@ class Scheduler:
 
     def _apply(self, s: Stream, stage: Stage, row: Row, result: RowResult, now: int) -> None:
         """Move the stream on by what a row of it did."""
+        if stage is not Stage.BACKBONE or result.ended or result.wants_text:
+            self._survey.touch(s)
         if stage is Stage.CODEC:
             self._deliver(s, row.count, result.samples, now)
         elif stage is Stage.TEXT:

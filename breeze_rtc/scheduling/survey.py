@@ -72,7 +72,10 @@ class Survey:
         self._flushes_early = policy.flushes_early
         self._forecast = forecast
         self._frame_ns = frame_ns
+        # Each open stream is in one of these: to be looked at with care; in the middle of a chunk, so that only its
+        # slack is in question; at rest.
         self._awake: dict[int, Stream] = {}
+        self._filling: dict[int, Stream] = {}
         self._resting: dict[int, Stream] = {}
         # (time, stream id), the earliest first; out of date where it is not the `rests_until` of the stream.
         self._alarms: list[tuple[int, int]] = []
@@ -91,7 +94,14 @@ class Survey:
         if s.rests_until:
             del self._resting[s.id]
             s.rests_until = 0
+        else:
+            self._filling.pop(s.id, None)
         self._awake[s.id] = s
+
+    def heard_from(self, s: Stream) -> None:
+        """The stream's listener reported."""
+        if s.rests_until or s.listener.is_held:
+            self.touch(s)
 
     def strain(self, *, is_strained: bool) -> None:
         """Somebody began for whom there was little room, or has left: the others keep less sound in hand, or as much
@@ -108,6 +118,7 @@ class Survey:
     def forget(self, s: Stream) -> None:
         """The stream takes part in nothing any more."""
         self._awake.pop(s.id, None)
+        self._filling.pop(s.id, None)
         self._resting.pop(s.id, None)
 
     def look(self, now: int) -> Work:
@@ -122,6 +133,7 @@ class Survey:
         work = Work()
         tightest_ns = NEVER
         frameless: list[Stream] = []
+        fills: list[Stream] = []
         rests: list[Stream] = []
         one_must_begin = False
         rows_soon = 0
@@ -144,8 +156,7 @@ class Survey:
                 s.slack_ns = NEVER
             elif pending:
                 s.slack_ns = spare_ns
-                if spare_ns < tightest_ns:  # noqa: PLR1730 (a call takes longer, and this is the innermost loop)
-                    tightest_ns = spare_ns
+                tightest_ns = min(tightest_ns, spare_ns)
             elif s.starved_at is None or s.segments:
                 s.slack_ns = spare_ns
                 frameless.append(s)
@@ -158,14 +169,11 @@ class Survey:
             can_encode = s.segments and s.can_encode
             if can_encode:
                 work.text.append(s)
-            is_open = made < s.max_frames and not s.speech_ended and s.starved_at is None and not listener.is_held
-            if is_open and 0 < pending < s.target:
-                # In the middle of a chunk: the most frequent case of `_sound_due_at`, without the call.
-                work.fills.append(s)
-                if deadline_ns - self._flush_ns <= now and self._flushes_early and not s.recovers:
-                    work.codec.append(s)
-                continue
             decode_at, must_begin_at, may_begin_at = self._sound_due_at(s, pending, deadline_ns)
+            if not must_begin_at and 0 < pending < s.target and not s.segments:
+                # In the middle of a chunk, see below.
+                fills.append(s)
+                continue
             if decode_at <= now:
                 work.codec.append(s)
             if must_begin_at <= now:
@@ -177,6 +185,20 @@ class Survey:
                 s.runs_dry_at = NEVER if s.slack_ns == NEVER else deadline_ns + s.ease_ns
                 s.rests_until = min(must_begin_at, listener.changes_at(now))
                 rests.append(s)
+        for s in fills:
+            del self._awake[s.id]
+            self._filling[s.id] = s
+        flush_at_ns = now + self._flush_ns if self._flushes_early else -NEVER
+        for s in self._filling.values():
+            listener = s.listener
+            deadline_ns = listener.fresh_ns if now < listener.stale_ns else listener.dry_at(now)
+            s.slack_ns = spare_ns = deadline_ns + s.ease_ns - now - codec_cost_ns
+            if spare_ns < tightest_ns:  # noqa: PLR1730 (a call takes longer, and this is the innermost loop)
+                tightest_ns = spare_ns
+            if s.out is None and s.made == s.started:
+                work.fills.append(s)
+                if deadline_ns <= flush_at_ns and not s.recovers:
+                    work.codec.append(s)
         for s in rests:
             del self._awake[s.id]
             self._resting[s.id] = s
@@ -234,7 +256,7 @@ class Survey:
     def bring_forward(self, work: Work, danger_ns: int) -> None:
         """Streams with less slack than `danger_ns` may send the frames they have in hand, chunk full or not."""
         due = {s.id for s in work.codec}
-        for s in self._awake.values():
+        for s in (*self._awake.values(), *self._filling.values()):
             if s.slack_ns >= danger_ns or s.recovers or s.out is not None or s.id in due:
                 continue
             if s.made == s.started and s.made > s.delivered > 0:
@@ -257,6 +279,8 @@ class Survey:
     def wake_at(self) -> int:
         """When the first stream is due; NEVER if none will be."""
         self.look_up_costs()
+        if any(s.out is None for s in self._filling.values()):
+            return 0
         at_ns = min(map(self._due_at, self._awake.values()), default=NEVER)
         alarms = self._alarms
         while alarms:
@@ -301,7 +325,7 @@ class Survey:
     def look_up_costs(self) -> None:
         """Predict what the times here are reckoned with, if it may have changed."""
         forecast = self._forecast
-        streams = max(1, len(self._awake) + len(self._resting))
+        streams = max(1, len(self._awake) + len(self._filling) + len(self._resting))
         if self._costs_are_for == (streams, forecast.version):
             return
         self._costs_are_for = (streams, forecast.version)
