@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 from ..clock import MS, SECOND
 from .admission import bucket_of
-from .chunking import largest_rung, longest_chunk
 from .forecast import Forecast
 from .policy import FirstSound, Order, Policy
 from .step import Stage, StageSpec, Why
@@ -65,9 +64,6 @@ class Chooser:
         self._forecast = forecast
         self._survey = survey
         self._frame_ns = frame_ns
-        self._longest_interactive = longest_chunk(policy.ladder, frame_ns, policy.lead_cap_ns)
-        # The largest chunk that so many frames fill.
-        self._rungs = [largest_rung(policy.ladder, frames) for frames in range(policy.ladder[-1] + 1)]
         # Steps that those who have spoken are owed, because a first sound went before them that did not fit.
         self._owed = 0
 
@@ -84,10 +80,6 @@ class Chooser:
             # Nobody in danger can be helped now (a step is out for them): then waiting for them would help nobody.
             return step or self._first_step_of(sorted(work.new, key=_arrival), work, Why.FIRST_SOUND_ALONE)
         return self._go_on(work) if goes_by_slack else self._in_turn(work, now)
-
-    def longest_chunk(self, s: Stream) -> int:
-        """Frames of the largest chunk the stream may have."""
-        return self._longest_interactive if s.interactive else self._policy.ladder[-1]
 
     # ---- first sounds ------------------------------------------------------------------------------------------------
 
@@ -129,7 +121,7 @@ class Chooser:
         """
         decodable = [s for s in waiting if s.made and (s.made >= s.target or not s.can_generate)]
         if decodable:
-            return self._decode(decodable + work.codec, work, why)
+            return self._decode(*self._of_one_size(decodable + work.codec), work, why)
         texts = [s for s in waiting if s.can_encode]
         if texts:
             return Choice(Stage.TEXT, texts + work.text, why)
@@ -161,30 +153,29 @@ class Chooser:
 
     def _go_on(self, work: Work) -> Choice | None:
         """Rule 3: a step for streams that have spoken; None when none of them is due."""
-        forecast = self._forecast
-        codec, text = work.codec, sorted(work.text, key=by_slack)
+        forecast, codec, text = self._forecast, work.codec, work.text
+        if len(text) > 1:
+            text.sort(key=by_slack)
         # Frames are urgent for those who have none in hand: what the others need next is the codec.
-        backbone = sorted(work.begins, key=by_slack)
-        frame_ns = backbone[0].slack_ns if backbone else NEVER
-        backbone += sorted(work.fills, key=by_slack)
+        frame_ns = min([s.slack_ns for s in work.begins], default=NEVER)
         # Text is urgent for those who have nothing to speak without it.
-        text_ns = min((s.slack_ns for s in text if s.starved_at is not None), default=NEVER)
+        text_ns = min([s.slack_ns for s in text if s.starved_at is not None], default=NEVER)
         if codec:
             # How late the later of the two would be, either way round.
             other_ns = min(text_ns, frame_ns)
-            frames = self._ready_rung(codec[0])
-            group = codec if len(codec) == 1 else [s for s in codec if self._ready_rung(s) == frames]
+            frames, group = next(iter(work.sizes.items()))
             decode_ns = forecast.codec_ns(len(group), frames)
             spare_ns = codec[0].slack_ns + self._survey.codec_cost_ns - decode_ns
             codec_first_ns = max(0, -spare_ns, decode_ns - other_ns)
             codec_last_ns = max(0, -other_ns, work.rescue_ns - spare_ns)
             if other_ns == NEVER or codec_first_ns <= codec_last_ns:
-                if text_ns == NEVER and backbone and self._waits_for_rows(codec, group, backbone, work):
-                    return Choice(Stage.BACKBONE, backbone, Why.JOINS_CODEC)
-                return self._decode(group, work, _why_decode(codec[0], work))
+                if text_ns == NEVER and self._waits_for_rows(group, work):
+                    return Choice(Stage.BACKBONE, _by_need(work), Why.JOINS_CODEC)
+                return self._decode(group, frames, work, _why_decode(codec[0], work))
         if text and (text_ns <= frame_ns or forecast.text_ns(text) <= frame_ns):
             return Choice(Stage.TEXT, text, Why.TEXT)
-        if backbone:
+        if work.begins or work.fills:
+            backbone = _by_need(work)
             chosen = self._helpful(backbone, work) if self._policy.rescues else backbone
             why = Why.LEAST_SLACK
             if len(chosen) < len(backbone):
@@ -192,19 +183,22 @@ class Chooser:
             return Choice(Stage.BACKBONE, chosen, why)
         return None
 
-    def _waits_for_rows(self, codec: list[Stream], group: list[Stream], backbone: list[Stream], work: Work) -> bool:
+    def _waits_for_rows(self, group: list[Stream], work: Work) -> bool:
         """Wait or go: one frame step first fills the chunks of others, who then share a codec step with this group.
 
         Not while a first sound waits: what is in hand then is worth more to it as slack.
         """
-        if not self._policy.waits_for_rows or work.new:
+        spec, forecast = self._specs[Stage.BACKBONE], self._forecast
+        rows = len(work.begins) + len(work.fills)
+        if not self._policy.waits_for_rows or work.new or not rows:
+            return False
+        delay_ns = forecast.frame_ns(min(rows, spec.max_rows)) + self._policy.guard_ns
+        if work.tightest_ns <= delay_ns:
             return False
         frames = group[0].target
         if any(s.pending < s.target or s.is_generated or s.waited_at == s.delivered for s in group):
             return False
-        spec, forecast = self._specs[Stage.BACKBONE], self._forecast
-        carried = backbone[: spec.max_rows]
-        filled = [s.target for s in carried if s.pending + 1 == s.target]
+        filled = [s.target for s in _by_need(work)[: spec.max_rows] if s.made - s.delivered + 1 == s.target]
         together = len(group) + filled.count(frames)
         if frames not in filled or together > self._specs[Stage.CODEC].max_rows:
             return False
@@ -212,8 +206,7 @@ class Chooser:
         if forecast.codec_ns(together, frames) >= saved_ns:
             return False
         # Everybody's slack stays positive, even if the chunks of all other sizes go to the codec before his.
-        delay_ns = forecast.frame_ns(min(sum(s.rows for s in carried), spec.max_rows)) + self._policy.guard_ns
-        for size in sorted({*filled, *(self._ready_rung(s) for s in codec)}):
+        for size in sorted({*filled, *work.sizes}):
             delay_ns += self._survey.chunk_cost_ns(size)
         if work.tightest_ns <= delay_ns:
             return False
@@ -261,33 +254,32 @@ class Chooser:
                 return backbone
         return chosen
 
-    def _decode(self, due: list[Stream], work: Work, why: Why) -> Choice:
-        """A codec step for the first of `due`, with all rows of its shape and the riders that have just as many frames.
+    def _decode(self, rows: list[Stream], frames: int, work: Work, why: Why) -> Choice:
+        """A codec step for streams that have a chunk of so many frames, and for riders that have just as many in hand.
 
         Every row of a codec step has the same number of frames, because padding would enter the codec's state.  A
         rider's chunk is not full yet.  It comes along if one more frame step would make it due, since it saves a step
         of its own then, or if the bucket has room for it anyway.
         """
-        frames = self._ready_rung(due[0])
-        spec = self._specs[Stage.CODEC]
-        rows = [s for s in due if self._ready_rung(s) == frames][: spec.max_rows]
+        spec, survey = self._specs[Stage.CODEC], self._survey
+        rows = rows[: spec.max_rows]
         if self._policy.rescues and work.fills:
             taken = {s.id for s in rows}
-            ladder = self._policy.ladder
             ready = [
                 s
                 for s in work.fills
-                if s.made - s.delivered >= frames and s.id not in taken and largest_rung(ladder, s.pending) == frames
+                if s.made - s.delivered >= frames and s.id not in taken and survey.ready_chunk(s) == frames
             ]
-            soon_ns = 2 * (self._survey.frame_cost_ns + self._survey.codec_cost_ns + self._policy.guard_ns)
+            soon_ns = 2 * (survey.frame_cost_ns + survey.codec_cost_ns + self._policy.guard_ns)
             rows += [s for s in ready if s.slack_ns < soon_ns][: spec.max_rows - len(rows)]
             room = min(bucket_of(spec, len(rows)), spec.max_rows) - len(rows)
             rows += [s for s in ready if s.slack_ns >= soon_ns][:room]
         return Choice(Stage.CODEC, rows, why, frames)
 
-    def _ready_rung(self, s: Stream) -> int:
-        """Frames of the chunk to decode now."""
-        return self._rungs[min(s.made - s.delivered, self.longest_chunk(s))]
+    def _of_one_size(self, due: list[Stream]) -> tuple[list[Stream], int]:
+        """Those with as many frames to decode as the first of them, and how many that is."""
+        frames = self._survey.ready_chunk(due[0])
+        return [s for s in due if self._survey.ready_chunk(s) == frames], frames
 
     # ---- other policies ----------------------------------------------------------------------------------------------
 
@@ -310,7 +302,7 @@ class Chooser:
         stage, _ = needs[first.id]
         streams = sorted((s for needed, s in needs.values() if needed is stage), key=rank)
         if stage is Stage.CODEC:
-            return self._decode(streams, work, Why.IN_TURN)
+            return self._decode(*self._of_one_size(streams), work, Why.IN_TURN)
         if stage is Stage.PREFILL and not self._policy.prefills_together:
             del streams[1:]
         return Choice(stage, streams, Why.IN_TURN)
@@ -345,6 +337,11 @@ class Chooser:
         silence_us = max(0, HORIZON_NS - lead_ns) // 1_000
         expected_us = (s.delivered * self._frame_ns + HORIZON_NS) // 1_000
         return 1_000_000_000 * silence_us**2 // expected_us**2
+
+
+def _by_need(work: Work) -> list[Stream]:
+    """Who may start a frame: first those who have none in hand, each by slack."""
+    return [*sorted(work.begins, key=by_slack), *sorted(work.fills, key=by_slack)]
 
 
 def _why_decode(first: Stream, work: Work) -> Why:

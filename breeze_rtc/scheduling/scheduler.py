@@ -155,7 +155,7 @@ class Scheduler:
             pages=self._pages,
             forecast=self._forecast,
             frame_ns=self._frame_ns,
-            longest_chunk=self._chooser.longest_chunk,
+            longest_chunk=self._survey.longest_chunk,
             goes_by_load=rules.admits_by_load,
         )
 
@@ -550,7 +550,7 @@ class Scheduler:
     def _set_target(self, s: Stream, last: int, late_ns: int, lead_ns: int) -> None:
         """Choose the size of the next chunk, after one of `last` frames."""
         policy, ladder = self._policy, self._ladder
-        longest = self._chooser.longest_chunk(s)
+        longest = self._survey.longest_chunk(s)
         lead_cap_ns = self._survey.lead_cap_ns
         if s.interactive and s.pending and lead_cap_ns is not None:
             # The next chunk has begun already, and must end below the cap as well.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from operator import attrgetter
 
-from .chunking import flush_at
+from .chunking import flush_at, largest_rung, longest_chunk
 from .forecast import Forecast
 from .policy import Policy
 from .stream import NEVER, Stream
@@ -36,6 +36,7 @@ class Work:
         "in_danger_below_ns",
         "new",
         "rescue_ns",
+        "sizes",
         "text",
         "tightest_ns",
     )
@@ -57,6 +58,8 @@ class Work:
         # Spoken: text to encode; frames to decode, least slack first; a frame to start, with none in hand or with some.
         self.text: list[Stream] = []
         self.codec: list[Stream] = []
+        # The same by the size of the chunk, the size whose turn it is first.
+        self.sizes: dict[int, list[Stream]] = {}
         self.begins: list[Stream] = []
         self.fills: list[Stream] = []
 
@@ -72,6 +75,9 @@ class Survey:
         self._flushes_early = policy.flushes_early
         self._forecast = forecast
         self._frame_ns = frame_ns
+        self._longest_interactive = longest_chunk(policy.ladder, frame_ns, policy.lead_cap_ns)
+        # The largest chunk that so many frames fill.
+        self._rungs = [largest_rung(policy.ladder, frames) for frames in range(policy.ladder[-1] + 1)]
         # Each open stream is in one of these: to be looked at with care; in the middle of a chunk, so that only its
         # slack is in question; at rest.
         self._awake: dict[int, Stream] = {}
@@ -230,21 +236,42 @@ class Survey:
         """
         codec_cost_ns = self.codec_cost_ns
         work.codec.sort(key=by_slack)
-        sizes: dict[int, list[Stream]] = {}
+        sizes = work.sizes
+        sizes.clear()
         for s in work.codec:
-            sizes.setdefault(min(s.made - s.delivered, s.target), []).append(s)
+            size = self.ready_chunk(s)
+            if size in sizes:
+                sizes[size].append(s)
+            else:
+                sizes[size] = [s]
         # (time until the deadline, work)
-        line = [
-            (streams[0].slack_ns + codec_cost_ns, self._forecast.codec_ns(len(streams), size))
-            for size, streams in sizes.items()
-        ]
-        work.codec_spare_ns = _least_slack(line)
+        line = []
+        done_ns, least_ns = 0, NEVER
+        for size, streams in sizes.items():
+            deadline_ns = streams[0].slack_ns + codec_cost_ns
+            decode_ns = self._forecast.codec_ns(len(streams), size)
+            line.append((deadline_ns, decode_ns))
+            done_ns += decode_ns
+            least_ns = min(least_ns, deadline_ns - done_ns)
+        work.codec_spare_ns = least_ns
         if not frameless:
-            return work.codec_spare_ns
+            return least_ns
         rescue_ns = work.rescue_ns + codec_cost_ns
-        line.append((min(s.slack_ns for s in frameless) + rescue_ns, rescue_ns))
+        line.append((min([s.slack_ns for s in frameless]) + rescue_ns, rescue_ns))
         line.sort()
-        return _least_slack(line)
+        done_ns = 0
+        for deadline_ns, work_ns in line:
+            done_ns += work_ns
+            least_ns = min(least_ns, deadline_ns - done_ns)
+        return least_ns
+
+    def longest_chunk(self, s: Stream) -> int:
+        """Frames of the largest chunk the stream may have."""
+        return self._longest_interactive if s.interactive else self._policy.ladder[-1]
+
+    def ready_chunk(self, s: Stream) -> int:
+        """Frames of the chunk to decode now."""
+        return self._rungs[min(s.made - s.delivered, self.longest_chunk(s))]
 
     def chunk_cost_ns(self, frames: int) -> int:
         """Predicted time of a codec step for chunks of this size, with as many open streams in it as it holds."""
@@ -261,7 +288,7 @@ class Survey:
                 continue
             if s.made == s.started and s.made > s.delivered > 0:
                 work.codec.append(s)
-        work.codec.sort(key=by_slack)
+        self._line_up(work, [])
 
     def slack(self, s: Stream, now: int) -> int:
         """Time the stream alone has to spare; NEVER where no sound is owed.  Call `look_up_costs` first.
@@ -372,15 +399,6 @@ class Survey:
         if not self._batching_saves:
             return decode_at, may_at, may_at
         return decode_at, max(may_at, deadline_ns - lead_cap_ns // LEAST_LEAD_SHARE), may_at
-
-
-def _least_slack(line: list[tuple[int, int]]) -> int:
-    """Of (time until the deadline, work), done in this order."""
-    done_ns, least_ns = 0, NEVER
-    for deadline_ns, work_ns in line:
-        done_ns += work_ns
-        least_ns = min(least_ns, deadline_ns - done_ns)
-    return least_ns
 
 
 def can_start(s: Stream) -> bool:
