@@ -298,7 +298,8 @@ class Scheduler:
         stage, streams = step.stage, self._streams
         self._costs.observe(stage, step.bucket, _units(step, streams), result.duration_ns)
         self._forecast.forget(stage)
-        self._survey.look_up_costs()
+        if stage is Stage.CODEC:
+            self._survey.look_up_costs()
         if self._admission.waiting:
             self._admission.stepped()
         is_depth = stage is Stage.DEPTH
@@ -314,7 +315,7 @@ class Scheduler:
                 self._fail(s, stage, row_result.error)
             elif is_depth:
                 s.made += 1
-                if s.made - s.delivered >= s.target or s.made >= s.max_frames:
+                if s.made >= s.max_frames or s.made == s.delivered + 1:
                     self._survey.touch(s)
             else:
                 self._apply(s, stage, row, row_result, now)

@@ -78,8 +78,8 @@ class Survey:
         self._longest_interactive = longest_chunk(policy.ladder, frame_ns, policy.lead_cap_ns)
         # The largest chunk that so many frames fill.
         self._rungs = [largest_rung(policy.ladder, frames) for frames in range(policy.ladder[-1] + 1)]
-        # Each open stream is in one of these: to be looked at with care; in the middle of a chunk, so that only its
-        # slack is in question; at rest.
+        # Each open stream is in one of these: to be looked at with care; with frames in hand, text enough and nothing
+        # in its way, so that only its slack and its chunk are in question; at rest.
         self._awake: dict[int, Stream] = {}
         self._filling: dict[int, Stream] = {}
         self._resting: dict[int, Stream] = {}
@@ -176,16 +176,14 @@ class Survey:
             if can_encode:
                 work.text.append(s)
             decode_at, must_begin_at, may_begin_at = self._sound_due_at(s, pending, deadline_ns)
-            if not must_begin_at and 0 < pending < s.target and not s.segments:
-                # In the middle of a chunk, see below.
+            if pending and must_begin_at < NEVER and not s.segments:
                 fills.append(s)
                 continue
             if decode_at <= now:
                 work.codec.append(s)
             if must_begin_at <= now:
                 (work.fills if pending else work.begins).append(s)
-                if may_begin_at:
-                    one_must_begin = True
+                one_must_begin = one_must_begin or may_begin_at > 0
             elif not pending and not can_encode:
                 s.may_begin_at = may_begin_at
                 s.runs_dry_at = NEVER if s.slack_ns == NEVER else deadline_ns + s.ease_ns
@@ -201,10 +199,17 @@ class Survey:
             s.slack_ns = spare_ns = deadline_ns + s.ease_ns - now - codec_cost_ns
             if spare_ns < tightest_ns:  # noqa: PLR1730 (a call takes longer, and this is the innermost loop)
                 tightest_ns = spare_ns
-            if s.out is None and s.made == s.started:
+            if s.out is not None or s.made < s.started:
+                continue
+            pending = s.made - s.delivered
+            if pending < s.target:
                 work.fills.append(s)
                 if deadline_ns <= flush_at_ns and not s.recovers:
                     work.codec.append(s)
+            else:
+                work.codec.append(s)
+                if self._begins_at(s, pending, deadline_ns)[0] <= now:
+                    work.fills.append(s)
         for s in rests:
             del self._awake[s.id]
             self._resting[s.id] = s
@@ -392,13 +397,17 @@ class Survey:
             return decode_at, NEVER, NEVER
         if pending and not is_full:
             return decode_at, 0, 0
+        return decode_at, *self._begins_at(s, pending, deadline_ns)
+
+    def _begins_at(self, s: Stream, pending: int, deadline_ns: int) -> tuple[int, int]:
+        """When BACKBONE should begin the next chunk of a stream, and when it may."""
         lead_cap_ns = self.lead_cap_ns
         if lead_cap_ns is None or not s.interactive:
-            return decode_at, 0, 0
+            return 0, 0
         may_at = deadline_ns + (pending + s.target) * self._frame_ns - lead_cap_ns
         if not self._batching_saves:
-            return decode_at, may_at, may_at
-        return decode_at, max(may_at, deadline_ns - lead_cap_ns // LEAST_LEAD_SHARE), may_at
+            return may_at, may_at
+        return max(may_at, deadline_ns - lead_cap_ns // LEAST_LEAD_SHARE), may_at
 
 
 def can_start(s: Stream) -> bool:
