@@ -11,7 +11,8 @@ others published of one H100.  Several tables would reach the published numbers,
 reached, not how.  Clients are 6 to 8 ms away each way, play at once and report nothing, as those of a load test; the
 first packet is counted at the client, from sending the request.  The first round of a closed loop is warm-up.
 
-    python bench/ablation.py [--quick] [--seed N] [--seeds N] [--json FILE] [--plot FILE] [--texts FILE]
+    python bench/ablation.py [--quick] [--seed N] [--seeds N] [--json FILE] [--plot FILE] [--trace FILE]
+                             [--texts FILE]
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from simulated import (
     poisson,
     prebuffers_ms,
     pyplot,
+    record,
     run,
     speech,
     table_text,
@@ -302,6 +304,9 @@ def main() -> None:
             )
             print(line(rule, rules[rule][scene.name]), flush=True)
 
+    if options.trace:
+        source = random.Random(options.seed)
+        record(options.trace, loop.utterances(count, source, chars), source, streams=loop.streams)
     if options.json:
         tables = {name: table_text(H100[name]) for name in ("own_loop", "compiled_depth", "graphs")}
         write_json(options.json, options, step_times_ms=tables, ladder=ladder, guards=guards, rules=rules)

@@ -16,7 +16,8 @@ was played without a gap, and it was not refused.  Everybody is let in, so that 
 Then each habit of the listeners alone; what a barge-in throws away by lead cap, with single Seed-TTS sentences; and
 how many requests per second, arriving at random, are served without a gap in any of ten seeds.
 
-    python bench/closed_loop.py [--quick] [--seed N] [--seeds N] [--json FILE] [--plot FILE] [--texts FILE]
+    python bench/closed_loop.py [--quick] [--seed N] [--seeds N] [--json FILE] [--plot FILE] [--trace FILE]
+                                [--texts FILE]
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from simulated import (
     parser,
     poisson,
     pyplot,
+    record,
     run,
     speech,
     table_text,
@@ -253,33 +255,37 @@ COLOURS = {
     "fixed priority": "#a0522d",
     "first come, first served": "#c0392b",
 }
-LABELS = {"closed loop": "least slack, listener's real position (ours)", "estimate": "least slack, position estimated"}
+LABELS = {
+    "closed loop": "least slack, real position (ours)",
+    "estimate": "least slack, position estimated",
+    "quality of experience (Andes, TokenFlow)": "quality of experience\n(Andes, TokenFlow)",
+}
 
 
-def plot(path: Path, curves: Mapping[str, Mapping[int, Mapping[str, Any]]], loops: Mapping[str, Any]) -> None:
+def plot(
+    path: Path, curves: Mapping[str, Mapping[int, Mapping[str, Any]]], loops: Mapping[str, Any], held: Mapping[str, int]
+) -> None:
     plt = pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5.4), width_ratios=(2.3, 1), layout="constrained")
-    ends = []
-    for name, colour in COLOURS.items():
-        if name not in curves:
-            continue
+    figure, (left, right) = plt.subplots(1, 2, figsize=(14, 5.4), width_ratios=(2.6, 1), layout="constrained")
+    for row, (name, colour) in enumerate(COLOURS.items()):
         points = sorted((callers, 100 * mean(figures["good"])) for callers, figures in curves[name].items())
         is_ours = name == "closed loop"
-        left.plot(
-            [callers for callers, _ in points],
-            [good for _, good in points],
+        left.plot(*zip(*points, strict=True), color=colour, linewidth=4 if is_ours else 1.8, zorder=5 if is_ours else 2)
+        most = f"no gap up to {held[name]} listeners" if held[name] else "gaps from the start"
+        left.text(
+            1.02,
+            0.98 - 0.14 * row,
+            f"{LABELS.get(name, name)}\n{most}",
+            transform=left.transAxes,
             color=colour,
-            linewidth=3.5 if is_ours else 1.8,
-            zorder=5 if is_ours else 2,
-            label=LABELS.get(name, name),
+            va="top",
+            fontweight="bold" if is_ours else "normal",
         )
-        ends.append((name, points))
     left.set_ylim(0, 104)
-    left.set_xlim(left=0)
+    left.set_xlim(left=0, right=max(curves["closed loop"]))
     left.set_xlabel("listeners at once on one machine")
     left.set_ylabel("replies that start within 100 ms and have no gap, %")
     left.set_title("Who is served first decides how many can listen", loc="left", fontweight="bold")
-    left.legend(frameon=False, loc="lower left", fontsize=9.5)
     left.grid(axis="y", color="#e8e8e8")
 
     names = ["estimate, no cap", "estimate", "closed loop"]
@@ -302,12 +308,12 @@ def plot(path: Path, curves: Mapping[str, Mapping[int, Mapping[str, Any]]], loop
 
 def main() -> None:
     options_of = parser(__doc__)
-    options_of.add_argument("--seeds", type=int, default=3, help="how many")
+    options_of.add_argument("--seeds", type=int, default=2, help="how many")
     options = options_of.parse_args()
     chars = lengths(options.texts)
     is_quick = options.quick
     seeds = range(options.seed, options.seed + (1 if is_quick else options.seeds))
-    sizes = (32, 112) if is_quick else (16, 32, 48, 64, 80, 96, 104, 108, 112, 116, 120, 124)
+    sizes = (32, 112) if is_quick else (8, 16, 32, 48, 64, 80, 96, 104, 112, 116, 120, 124)
     at_least = 100 if is_quick else 300
 
     print(f"SIMULATED.  H100 with graphs, step times in ms: {table_text(MACHINES['H100']['graphs'])}")
@@ -335,7 +341,7 @@ def main() -> None:
     )
 
     habits: dict[str, dict[str, Any]] = {}
-    size = sizes[-1] if is_quick else 116
+    size = sizes[-1] if is_quick else 112
     print(f"\nOne habit of the listeners at a time, {size} at once:")
     for habit in HABITS[:1] if is_quick else HABITS:
         only = frozenset({habit, "buffers"})
@@ -372,6 +378,9 @@ def main() -> None:
             break
         calm = per_s
 
+    if options.trace:
+        source = random.Random(options.seed)
+        record(options.trace, replies(132, source, chars), source, streams=32, slots=64, until_heard=True)
     shown = loops_at = {name: curves[name][sizes[0] if is_quick else 64] for name in LOOPS}
     if options.json:
         write_json(
@@ -385,7 +394,7 @@ def main() -> None:
             requests_per_s=loads,
         )
     if options.plot:
-        plot(options.plot, curves, shown)
+        plot(options.plot, curves, shown, held)
     capped, uncapped = (mean([s or 0.0 for s in wasted[f"16 streams, cap {cap}"]]) for cap in (1_200, None))
     figures = ["simulated=1"]
     figures += [

@@ -14,11 +14,12 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from breeze_rtc.clock import MS, SECOND
-from breeze_rtc.scheduling import Scheduler, TraceWriter
+from breeze_rtc.scheduling import Scheduler, TraceWriter, replay
 from breeze_rtc.scheduling.chunking import LADDER
 from breeze_rtc.scheduling.machines import H100_SPECS, MACHINES, SimulatedCosts, warmed_up
 from breeze_rtc.scheduling.metrics import Delivery, Ending, has_potential_gap, quantile, required_prebuffer_ns
@@ -43,6 +44,7 @@ def parser(description: str | None, **defaults: Any) -> ArgumentParser:
     result.add_argument("--seed", type=int, default=1, help="the first seed; the others follow it")
     result.add_argument("--json", type=Path, metavar="FILE")
     result.add_argument("--plot", type=Path, metavar="FILE", help="a PNG; needs the extra [bench]")
+    result.add_argument("--trace", type=Path, metavar="FILE", help="write down one of the runs, and replay it")
     result.add_argument(
         "--texts", type=Path, default=TEXTS, metavar="FILE", help="Seed-TTS test-en as JSON lines; else a fit of it"
     )
@@ -89,8 +91,6 @@ def speech(
 
 def poisson(utterances: Iterable[Utterance], per_s: float, source: random.Random) -> list[Utterance]:
     """The same utterances, arriving at random at a mean rate."""
-    from dataclasses import replace
-
     at_s, result = 0.0, []
     for utterance in utterances:
         at_s += source.expovariate(per_s)
@@ -139,6 +139,16 @@ def run(
         uniform=source.random,
         captures=captures,
     )
+
+
+def record(path: Path, utterances: Sequence[Utterance], source: random.Random, **options: Any) -> None:
+    """Write the trace of a run, and have a scheduler take the same steps from it; raises ValueError if it does not."""
+    with path.open("w") as file:
+        result = run(utterances, source, trace=TraceWriter(file.write), **options)
+    with path.open() as file:
+        steps = len(replay(file))
+    assert steps == sum(result.steps.values()), "a replay has as many steps"
+    print(f"\n{path}: {steps} steps, the same when replayed")
 
 
 def deliveries(result: Run) -> list[Delivery]:
