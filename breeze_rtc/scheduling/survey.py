@@ -347,6 +347,8 @@ class Survey:
         listener, pending = s.listener, s.pending
         decode_at, must_begin_at, _ = self._sound_due_at(s, pending, listener.fresh_ns)
         due_ns = min(decode_at, must_begin_at)
+        if due_ns < listener.stale_ns:
+            return due_ns
         for since_ns, deadline_ns in listener.fading:
             if due_ns < since_ns:
                 break
