@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from playwright.sync_api import Playwright
 
 from breeze_rtc.media.opus import has_fec, packet_ticks
@@ -25,18 +23,6 @@ SPEAK = """async () => {
   await peer.setLocalDescription(await peer.createOffer());
   return peer.localDescription.sdp;
 }"""
-
-
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """A running loop beside the one that Playwright keeps."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield loop
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
 
 
 def test_chromium_sends_wide_band_and_redundancy(playwright: Playwright, loop: Any, tmp_path: Path) -> None:
