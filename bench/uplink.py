@@ -21,7 +21,7 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from importlib.metadata import version
@@ -162,8 +162,7 @@ class Receiving:
                     self._tasks.append(asyncio.create_task(self._read_ours(uplink, session)))
             elif self._reads:
                 peer.on("track", self._reader_of(session))
-            receiver: Any = transceiver.receiver
-            receiver._handle_rtp_packet = self._lossy(session, receiver._handle_rtp_packet)
+            self._make_lossy(transceiver.receiver, session)
             await peer.setRemoteDescription(RTCSessionDescription(sdp=offer, type="offer"))
             await gather(peer)
             await peer.setLocalDescription(await peer.createAnswer())
@@ -182,17 +181,25 @@ class Receiving:
         self._talker.stdin.close()
         await self._talker.wait()
 
-    def _lossy(
-        self, session: Session, handle: Callable[[Any, int], Awaitable[None]]
-    ) -> Callable[[Any, int], Awaitable[None]]:
-        async def hand_on(packet: Any, arrival_time_ms: int) -> None:
+    def _make_lossy(self, receiver: Any, session: Session) -> None:
+        def is_lost() -> bool:
             session.arrived_ns.append(clock.now())
-            if self.loses and self._chance.random() < LOSS:
+            lost = self.loses and self._chance.random() < LOSS
+            if lost:
                 session.lost.add(len(session.arrived_ns) - 1)
-                return
-            await handle(packet, arrival_time_ms)
+            return lost
 
-        return hand_on
+        if self.path == "ours":
+            take = receiver.take
+            receiver.take = lambda packet: is_lost() or take(packet)
+            return
+        handle = receiver._handle_rtp_packet
+
+        async def hand_on(packet: Any, arrival_time_ms: int) -> None:
+            if not is_lost():
+                await handle(packet, arrival_time_ms)
+
+        receiver._handle_rtp_packet = hand_on
 
     @staticmethod
     def _note_guesses(uplink: Uplink, session: Session) -> None:

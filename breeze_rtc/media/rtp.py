@@ -6,10 +6,42 @@ wrapped.  Timestamps exist only on the wire and in what a listener says.
 
 from __future__ import annotations
 
+import struct
+from typing import NamedTuple
+
 RTP_RATE = 48_000
 """Opus has a 48 kHz clock whatever rate went into the encoder (RFC 7587 section 4.1)."""
 
 WRAP = 1 << 32
+
+_HEADER = struct.Struct("!BBHLL")
+
+
+class Packet(NamedTuple):
+    """What the wire says of one packet of sound."""
+
+    ssrc: int
+    sequence_number: int
+    timestamp: int
+    payload: bytes
+
+
+def parse(data: bytes) -> tuple[int, Packet] | None:
+    """A packet's payload type, and the packet (RFC 3550 section 5.1); header extensions are skipped.
+
+    None where it is none.
+    """
+    if len(data) < _HEADER.size:
+        return None
+    first, second, sequence_number, timestamp, ssrc = _HEADER.unpack_from(data)
+    start, end = _HEADER.size + 4 * (first & 15), len(data)
+    if first & 0x10:
+        start += 4 + 4 * int.from_bytes(data[start + 2 : start + 4])
+    if first & 0x20:
+        end -= data[-1]
+    if first >> 6 != 2 or start > end:
+        return None
+    return second & 0x7F, Packet(ssrc, sequence_number, timestamp, data[start:end])
 
 
 def add(timestamp: int, ticks: int) -> int:

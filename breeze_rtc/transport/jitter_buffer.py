@@ -21,6 +21,7 @@ from typing import NamedTuple
 from breeze_rtc.clock import MS, SECOND, ns_to_samples, samples_to_ns
 from breeze_rtc.media import rtp
 from breeze_rtc.media.opus import has_fec, packet_ticks
+from breeze_rtc.media.rtp import Packet
 
 PATIENCE_NS = (20 * MS, 40 * MS, 100 * MS)
 """At least, at first, at most."""
@@ -40,15 +41,6 @@ _MAX_DROPOUT = 3_000  # RFC 3550 appendix A.1
 _BUCKET_NS = 5 * SECOND
 _STEP = 960
 _GRAIN = 120
-
-
-class Packet(NamedTuple):
-    """One RTP packet, as the wire has it."""
-
-    ssrc: int
-    sequence: int
-    timestamp: int
-    payload: bytes
 
 
 class Source(Enum):
@@ -181,7 +173,7 @@ class JitterBuffer:
     def _begin(self, packet: Packet, at: int, now: int) -> None:
         """A stream begins with `packet`, placed at `at`."""
         self.ssrc, self._origin = packet.ssrc, rtp.add(packet.timestamp, -at)
-        self._newest = self._next_sequence = packet.sequence
+        self._newest = self._next_sequence = packet.sequence_number
         self._seen = 0
         self._fastest_ns = self._fastest_before_ns = self._transit_ns(at, now)
         self._bucket_end_ns = now + _BUCKET_NS
@@ -189,7 +181,7 @@ class JitterBuffer:
 
     def _place(self, packet: Packet) -> tuple[int, int]:
         """Sequence and tick, not wrapped."""
-        sequence = rtp.unwrap_sequence(packet.sequence, self._newest)
+        sequence = rtp.unwrap_sequence(packet.sequence_number, self._newest)
         return sequence, rtp.unwrap(packet.timestamp, self._next, self._origin)
 
     def _accept(self, sequence: int, at: int, ticks: int, payload: bytes, now: int) -> None:
@@ -304,7 +296,7 @@ class JitterBuffer:
 
 def _follows(one: Packet, other: Packet) -> bool:
     """Whether `other` is the packet after `one`."""
-    is_next = (one.ssrc, (one.sequence + 1) % 65_536) == (other.ssrc, other.sequence)
+    is_next = (one.ssrc, (one.sequence_number + 1) % 65_536) == (other.ssrc, other.sequence_number)
     return is_next and 0 < rtp.distance(one.timestamp, other.timestamp) < rtp.RTP_RATE
 
 

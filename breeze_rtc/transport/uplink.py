@@ -14,8 +14,10 @@ All that is used of the private parts of aiortc 1.16 for receiving is in this mo
     where its transport brings a packet; whether the direction is open.
 `.__remote_streams`
     what the receiver reports tell.
-`RTCDtlsTransport._rtp_router.ssrc_table`
-    where packets with an SSRC go.
+`RTCDtlsTransport._rx_srtp`, `._rtp_router.ssrc_table`
+    what decrypts a packet; where sender reports of an SSRC go.
+`RTCIceTransport._connection._protocols`, `StunProtocol.datagram_received`
+    its sockets, and what they call.
 `RTCRtpReceiver.__stop_decoder`
     ends the thread that `receive` starts.
 """
@@ -27,11 +29,12 @@ import contextlib
 import logging
 import wave
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
+import pylibsrtp
 from aiortc.rtcdtlstransport import RTCDtlsTransport
 from aiortc.rtcrtpparameters import RTCRtpReceiveParameters
 from aiortc.rtcrtpreceiver import RTCRtpReceiver, StreamStatistics
@@ -42,7 +45,7 @@ from numpy.typing import NDArray
 from breeze_rtc.clock import SECOND, Clock
 from breeze_rtc.media import rtp
 from breeze_rtc.media.libopus import Decoder
-from breeze_rtc.transport.jitter_buffer import Frame, JitterBuffer, Packet, Source
+from breeze_rtc.transport.jitter_buffer import Frame, JitterBuffer, Source
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +95,7 @@ class Uplink:
         self._rest = np.zeros(0, np.float32)
         self._rest_at = 0
 
-    def receive(self, packet: Packet) -> None:
+    def receive(self, packet: rtp.Packet) -> None:
         """A packet has arrived.  On the event loop."""
         if self._is_closed:
             return
@@ -183,12 +186,15 @@ class Uplink:
 class UplinkReceiver(RTCRtpReceiver):
     """aiortc's receiver without its jitter buffer, decoder and thread: packets go to an `Uplink`.
 
-    Its receiver reports stay, for a browser sends redundancy by the loss that they tell of.
+    Once the connection is up they come straight from the socket; the way through aioice and aiortc (a search for STUN,
+    a queue, a task, an object for each packet) costs more than all that is done here.  Receiver reports stay aiortc's,
+    for a browser sends redundancy by the loss that they tell of.
     """
 
     def __init__(self, transport: RTCDtlsTransport, uplink: Uplink) -> None:
         super().__init__("audio", transport)
         self._uplink = uplink
+        self._payload_types: frozenset[int | None] = frozenset()
 
     @classmethod
     def install(cls, transceiver: RTCRtpTransceiver, uplink: Uplink) -> UplinkReceiver:
@@ -200,26 +206,52 @@ class UplinkReceiver(RTCRtpReceiver):
         return receiver
 
     async def receive(self, parameters: RTCRtpReceiveParameters) -> None:
+        if self._payload_types:
+            return
+        self._payload_types = frozenset(codec.payloadType for codec in parameters.codecs)
         await super().receive(parameters)
         # The decoder's thread has nothing to do and ends within the moment.
         self._RTCRtpReceiver__stop_decoder()  # type: ignore[attr-defined]
+        for protocol in cast(list[Any], self.transport.transport._connection._protocols):
+            protocol.datagram_received = self._before(protocol.datagram_received)
+
+    def _before(self, datagram_received: Callable[[bytes, Any], None]) -> Callable[[bytes, Any], None]:
+        """Take a socket's RTP, and leave STUN, DTLS and RTCP to whom they went (RFC 7983, RFC 5761 section 4)."""
+
+        def received(data: bytes, address: Any) -> None:
+            if len(data) < 2 or not 128 <= data[0] < 192 or 192 <= data[1] < 224:
+                datagram_received(data, address)
+                return
+            srtp: pylibsrtp.Session = self.transport._rx_srtp
+            try:
+                parsed = rtp.parse(srtp.unprotect(data))
+            except pylibsrtp.Error:
+                return  # Not from our peer, or a second time.
+            if parsed is not None and parsed[0] in self._payload_types:
+                self.take(parsed[1])
+
+        return received
 
     async def _handle_rtp_packet(self, packet: RtpPacket, arrival_time_ms: int) -> None:
+        # Only what was under way when the connection came up.
+        self.take(rtp.Packet(packet.ssrc, packet.sequence_number, packet.timestamp, packet.payload))
+
+    def take(self, packet: rtp.Packet) -> None:
+        """A packet has arrived."""
         if not self._enabled:
             return
-        self._uplink.receive(Packet(packet.ssrc, packet.sequence_number, packet.timestamp, packet.payload))
+        self._uplink.receive(packet)
         # One stream at a time: a peer that invents SSRCs makes no list grow, and no report overflow.
         streams: dict[int, StreamStatistics] = self._RTCRtpReceiver__remote_streams  # type: ignore[attr-defined]
-        routes = self.transport._rtp_router.ssrc_table
-        if packet.ssrc != self._uplink.buffer.ssrc:
-            routes.pop(packet.ssrc, None)
-            return
-        if packet.ssrc not in streams:
-            for ssrc in streams:
-                routes.pop(ssrc, None)
-            streams.clear()
-            streams[packet.ssrc] = StreamStatistics(rtp.RTP_RATE)
-        streams[packet.ssrc].add(packet)
+        if packet.ssrc == self._uplink.buffer.ssrc:
+            if packet.ssrc not in streams:
+                routes = self.transport._rtp_router.ssrc_table
+                for ssrc in streams:
+                    routes.pop(ssrc, None)
+                routes[packet.ssrc] = self
+                streams.clear()
+                streams[packet.ssrc] = StreamStatistics(rtp.RTP_RATE)
+            streams[packet.ssrc].add(cast(RtpPacket, packet))  # of which it reads two numbers, named as ours are
 
 
 async def recorded(blocks: AsyncIterator[Block], path: Path) -> AsyncIterator[Block]:

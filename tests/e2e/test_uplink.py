@@ -40,14 +40,14 @@ def test_chromium_sends_wide_band_and_redundancy(playwright: Playwright, loop: A
     async def answer(sdp: str) -> tuple[WebRtcCall, str]:
         call = WebRtcCall()
         receiver: Any = call._transceiver.receiver
-        handle = receiver._handle_rtp_packet
+        take = receiver.take
 
-        async def lossy(packet: Any, arrival_time_ms: int) -> None:
+        def lossy(packet: Any) -> None:
             payloads.append(packet.payload)
             if len(payloads) % 10 != 5:
-                await handle(packet, arrival_time_ms)
+                take(packet)
 
-        receiver._handle_rtp_packet = lossy
+        receiver.take = lossy
         return call, await call.answer(Offer(check_offer(sdp), True))
 
     with chromium(playwright, *microphone_flags(microphone)) as browser:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from aiortc.rtcrtpparameters import RTCRtpHeaderExtensionParameters, RTCRtpParameters
+from aiortc.rtp import HeaderExtensionsMap, RtpPacket
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,3 +58,32 @@ def test_a_rate_that_does_not_divide_the_clock_is_refused() -> None:
     """44.1 kHz has no whole number of ticks."""
     with pytest.raises(AssertionError):
         rtp.ticks_of(1, 44_100)
+
+
+def test_a_packet_is_read_as_aiortc_writes_it() -> None:
+    """With contributors, header extensions and padding."""
+    packet = RtpPacket(payload_type=96, marker=1, sequence_number=65_535, timestamp=2**32 - 1, ssrc=7, payload=b"sound")
+    assert rtp.parse(packet.serialize()) == (96, rtp.Packet(7, 65_535, 2**32 - 1, b"sound"))
+    packet.csrc, packet.padding_size = [1, 2, 3], 4
+    extended = HeaderExtensionsMap()
+    mid = RTCRtpHeaderExtensionParameters(1, "urn:ietf:params:rtp-hdrext:sdes:mid")
+    extended.configure(RTCRtpParameters(headerExtensions=[mid]))
+    packet.extensions.mid = "audio"
+    data = packet.serialize(extended)
+    assert len(data) > 12 + 12 + 5 + 4
+    assert rtp.parse(data) == (96, rtp.Packet(7, 65_535, 2**32 - 1, b"sound"))
+
+
+@given(st.binary(max_size=64))
+def test_no_bytes_make_the_parser_raise(data: bytes) -> None:
+    """What it takes has a version and a payload that lies inside."""
+    parsed = rtp.parse(data)
+    if parsed is not None:
+        assert data[0] >> 6 == 2
+        assert parsed[1].payload in data
+
+
+@given(st.integers(0, 10**9), st.integers(-32_768, 32_767))
+def test_sequences_are_unwrapped_to_the_nearest(near: int, steps: int) -> None:
+    """The nearest count that has these 16 bits."""
+    assert rtp.unwrap_sequence((near + steps) % 65_536, near) == near + steps

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breeze_rtc.clock import MS, SECOND
+from breeze_rtc.media.rtp import Packet
 from breeze_rtc.transport.jitter_buffer import (
     MAX_WAITING,
     PATIENCE_NS,
@@ -17,7 +18,6 @@ from breeze_rtc.transport.jitter_buffer import (
     STALL_NS,
     Frame,
     JitterBuffer,
-    Packet,
     Source,
 )
 
