@@ -18,7 +18,9 @@ from .stream import NEVER, Stream
 by_slack = attrgetter("slack_ns", "id")
 
 LEAST_LEAD_SHARE = 2
-"""A resting stream waits for others to begin a chunk with it until one part in this many of the lead cap is left."""
+"""A resting stream waits for others to begin a chunk with it until one part in this many of the lead cap is left ..."""
+LEAST_LEAD_CHUNKS = 4
+"""... or the time that so many such chunks take: the slower the machine, the longer it may stumble."""
 STRAINED_LEAD_PERCENT = 67
 """Of the lead cap, when there is little room.  More than half: the largest chunk still ends below it."""
 
@@ -380,8 +382,7 @@ class Survey:
 
         A chunk may be begun when it will end below the lead cap, and once begun is completed.  If a frame for two takes
         less than two frames, it need not be begun yet: whoever may waits for the first who must, so that they run
-        together, and the machine is free for first sounds in between.  Nobody's slack ends meanwhile: what is left of
-        the cap lasts longer than the chunk, and on a machine that keeps up, a chunk lasts longer than its making.
+        together, and the machine is free for first sounds in between.  Who must has several times the slack it needs.
         """
         if s.speech_ended or s.started >= s.max_frames:
             # Even if the listener is paused: then the stream ends, and what it holds is free.
@@ -409,7 +410,8 @@ class Survey:
         may_at = deadline_ns + (pending + s.target) * self._frame_ns - lead_cap_ns
         if not self._batching_saves:
             return may_at, may_at
-        return max(may_at, deadline_ns - lead_cap_ns // LEAST_LEAD_SHARE), may_at
+        chunk_ns = s.target * self.frame_cost_ns + self.codec_cost_ns
+        return max(may_at, deadline_ns - max(lead_cap_ns // LEAST_LEAD_SHARE, LEAST_LEAD_CHUNKS * chunk_ns)), may_at
 
 
 def can_start(s: Stream) -> bool:

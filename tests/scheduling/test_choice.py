@@ -152,3 +152,27 @@ def test_a_codec_step_too_long_for_a_stream_without_a_frame_comes_second(later_m
     assert desk.chunks(1) == [1, 2]
     desk.now += later_ms * MS
     assert desk.step().stage is stage
+
+
+@pytest.mark.parametrize(("depth_ms", "least_ms", "most_ms"), [(7, 590, 610), (40, 700, 720)])
+def test_a_resting_stream_keeps_half_the_cap_or_four_times_what_its_chunk_takes(
+    depth_ms: int, least_ms: int, most_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With frames of 10 ms it waits until 600 ms are left; with 43 ms, and 176 for a chunk, until 704."""
+    monkeypatch.setitem(COSTS_MS, Stage.DEPTH, depth_ms)
+    batches = {
+        **{(Stage.BACKBONE, rows, 1): 3 * MS for rows in BUCKETS},
+        **{(Stage.DEPTH, rows, 1): depth_ms * MS for rows in BUCKETS},
+        (Stage.CODEC, 8, 16): 4 * MS,
+        (Stage.TEXT, 4, 64): 2 * MS,
+        (Stage.PREFILL, 4, 32): 5 * MS,
+    }
+    desk = Desk(table=CostTable(batches))
+    desk.open(1)
+    desk.until(3_000)
+    while (step := desk.scheduler.next_step(desk.now)) is not None:
+        desk.done(step)
+    wake_at = desk.scheduler.wake_at()
+    assert wake_at is not None
+    left_ms = desk.lead_ms(1) - (wake_at - desk.now) // MS
+    assert least_ms <= left_ms <= most_ms
