@@ -86,7 +86,7 @@ class Chooser:
     def _first_sound(self, work: Work, now: int) -> Choice | None:
         """Rules 1 and 2: a step for streams that have not spoken, or None when those who have come first."""
         forecast, policy = self._forecast, self._policy
-        waiting = sorted(work.new, key=_arrival)
+        waiting = sorted(work.new, key=_arrival) if len(work.new) > 1 else work.new
         spare_ns = work.tightest_ns - policy.guard_ns
         work.first_sound_ns = way_ns = forecast.way_to_sound_ns(waiting)
         many = len(waiting)
@@ -196,11 +196,12 @@ class Chooser:
         if work.tightest_ns <= delay_ns:
             return False
         frames = group[0].target
-        if any(s.pending < s.target or s.is_generated or s.waited_at == s.delivered for s in group):
-            return False
-        filled = [s.target for s in _by_need(work)[: spec.max_rows] if s.made - s.delivered + 1 == s.target]
+        carried = [*work.begins, *work.fills] if rows <= spec.max_rows else _by_need(work)[: spec.max_rows]
+        filled = [s.target for s in carried if s.made - s.delivered + 1 == s.target]
         together = len(group) + filled.count(frames)
         if frames not in filled or together > self._specs[Stage.CODEC].max_rows:
+            return False
+        if any(s.pending < s.target or s.is_generated or s.waited_at == s.delivered for s in group):
             return False
         saved_ns = forecast.codec_ns(len(group), frames) + forecast.codec_ns(together - len(group), frames)
         if forecast.codec_ns(together, frames) >= saved_ns:

@@ -127,9 +127,9 @@ class StreamRefused:
     retry_after_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AudioReady:
-    """Samples [start, start + samples) of a stream have been made."""
+    """Samples [start, start + samples) of a stream have been made.  Not frozen, for the reason that `Row` is not."""
 
     stream: int
     start_samples: int
