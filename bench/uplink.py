@@ -35,6 +35,7 @@ from aiortc import MediaStreamTrack, RTCConfiguration, RTCPeerConnection, RTCSes
 from aiortc.mediastreams import MediaStreamError
 
 from breeze_rtc.clock import MS, MonotonicClock
+from breeze_rtc.media import rtp
 from breeze_rtc.media.resample import Resampler
 from breeze_rtc.transport.jitter_buffer import Source
 from breeze_rtc.transport.uplink import Uplink, UplinkReceiver
@@ -120,7 +121,7 @@ async def speak(count: int) -> None:
 class Session:
     """One microphone as it was received."""
 
-    arrived_ns: list[int] = field(default_factory=list)
+    arrived_ns: dict[int, int] = field(default_factory=dict)
     """By number of packet, also of those that are lost."""
     lost: set[int] = field(default_factory=set)
     out_ns: dict[int, int] = field(default_factory=dict)
@@ -182,21 +183,26 @@ class Receiving:
         await self._talker.wait()
 
     def _make_lossy(self, receiver: Any, session: Session) -> None:
-        def is_lost() -> bool:
-            session.arrived_ns.append(clock.now())
+        first: int | None = None
+
+        def is_lost(timestamp: int) -> bool:
+            nonlocal first
+            first = timestamp if first is None else first
+            number = rtp.distance(first, timestamp) // 960
+            session.arrived_ns[number] = clock.now()
             lost = self.loses and self._chance.random() < LOSS
             if lost:
-                session.lost.add(len(session.arrived_ns) - 1)
+                session.lost.add(number)
             return lost
 
         if self.path == "ours":
             take = receiver.take
-            receiver.take = lambda packet: is_lost() or take(packet)
+            receiver.take = lambda packet: is_lost(packet.timestamp) or take(packet)
             return
         handle = receiver._handle_rtp_packet
 
         async def hand_on(packet: Any, arrival_time_ms: int) -> None:
-            if not is_lost():
+            if not is_lost(packet.timestamp):
                 await handle(packet, arrival_time_ms)
 
         receiver._handle_rtp_packet = hand_on
@@ -255,7 +261,7 @@ async def measure(path: str, count: int, seconds: float, seed: int) -> Result:
     sessions = receiving.sessions
 
     def arrived() -> list[int]:
-        return [len(session.arrived_ns) for session in sessions]
+        return [max(session.arrived_ns) + 1 for session in sessions]
 
     await asyncio.sleep(1.0)
     peace, cpu, began_ns = arrived(), os.times(), clock.now()
@@ -274,15 +280,15 @@ async def measure(path: str, count: int, seconds: float, seed: int) -> Result:
             (session.out_ns[k] - session.arrived_ns[k]) / MS
             for session, a, b in zip(sessions, starts, ends, strict=True)
             for k in range(a, b)
-            if k in session.out_ns and k not in session.lost
+            if k in session.out_ns and k in session.arrived_ns and k not in session.lost
         ]
 
     spans = [(session, range(a, b)) for session, a, b in zip(sessions, bad, after, strict=True)]
-    expected = sum(len(span) for _, span in spans)
+    expected = sum(k in session.arrived_ns for session, span in spans for k in span)
     lost = sum(k in session.lost for session, span in spans for k in span)
     filled = sum(k in session.filled for session, span in spans for k in span)
     gone = sum(
-        k not in session.lost and (k not in session.out_ns or k in session.filled)
+        k in session.arrived_ns and k not in session.lost and (k not in session.out_ns or k in session.filled)
         for session, span in spans
         for k in span
     )

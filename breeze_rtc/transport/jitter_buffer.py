@@ -73,7 +73,7 @@ class Tally:
     late: int = 0
     """Came after its place had been filled."""
     strange: int = 0
-    """Belongs to no stream we know: another SSRC, or far from where this one is.  (Where three of these, or of the
+    """Belongs to no stream we know: another SSRC, or far from where this one is.  (Where some of these, or of the
     late, turn out to begin a stream, they are used all the same.)"""
     malformed: int = 0
     restarts: int = 0
@@ -114,6 +114,8 @@ class JitterBuffer:
         # takes when it is quick, and which way the two clocks drift.
         self._fastest_ns = self._fastest_before_ns = 0
         self._bucket_end_ns = 0
+        # When the last packet that fits came.
+        self._arrived_ns = 0
         # The sender has said that it pauses.
         self._is_paused = False
         # The last packets, when none of them fits: they may be the beginning of another stream.
@@ -134,14 +136,14 @@ class JitterBuffer:
             or self._transit_ns(at, now) < self._fastest_before_ns - _LEAD_NS
         ):
             self.tally.strange += 1
-            self._stray(packet, ticks, now)
+            self._stray(packet, ticks, now, enough=3)
         elif self._is_seen(sequence):
             self.tally.duplicate += 1
         elif at < self._next or sequence < self._next_sequence:
             self.tally.late += 1
             if sequence < self._next_sequence:
                 self.patience_ns = min(2 * self.patience_ns, PATIENCE_NS[2])
-            self._stray(packet, ticks, now)
+            self._stray(packet, ticks, now, enough=25)
         else:
             self._accept(sequence, at, ticks, packet.payload, now)
 
@@ -157,8 +159,8 @@ class JitterBuffer:
                 continue
             self._fill(waiting, lost=sequence - self._next_sequence)
             self._emit(sequence, waiting)
-        if self.ssrc is not None and not self._waiting:
-            self._silence(_ticks(now - self._silent_from() - self._next_ns()) // _STEP * _STEP)
+        if self.ssrc is not None and not self._waiting and now >= self._silent_at():
+            self._silence(_ticks(now - self._given_up_after() - self._next_ns()) // _STEP * _STEP)
         frames, self._ready = self._ready, []
         return frames
 
@@ -166,7 +168,7 @@ class JitterBuffer:
         """When `take` will have something even if nothing arrives; None before the first packet."""
         if self.ssrc is None:
             return None
-        return self._gives_up_at() if self._waiting else self._silent_from() + self._next_ns() + _ns(_STEP)
+        return self._gives_up_at() if self._waiting else self._silent_at()
 
     # ---
 
@@ -188,6 +190,7 @@ class JitterBuffer:
         self._strays.clear()
         self.tally.used += 1
         self._mark(sequence)
+        self._arrived_ns = now
         self._follow_clock(self._transit_ns(at, now), now)
         waiting = _Waiting(at, ticks, payload, now)
         if sequence == self._next_sequence and at == self._next and not self._waiting:
@@ -230,16 +233,16 @@ class JitterBuffer:
             self.tally.silent_ticks += ticks
             self._next += ticks
 
-    def _stray(self, packet: Packet, ticks: int, now: int) -> None:
-        """A packet that does not fit.  Three in a row that belong together, and come no faster than their own clock
-        runs, are a sender that began anew; a late burst after a stall is not."""
+    def _stray(self, packet: Packet, ticks: int, now: int, *, enough: int) -> None:
+        """A packet that does not fit.  So many in a row that belong together, and come no faster than their own clock
+        runs, are a sender that began anew, or whose clock stood still for a while; a burst after a stall is neither."""
         strays = self._strays
         if strays and not _follows(strays[-1][0], packet):
             strays.clear()
         strays.append((packet, ticks, now))
-        del strays[:-3]
+        del strays[:-enough]
         span_ns = _ns(rtp.distance(strays[0][0].timestamp, packet.timestamp))
-        if len(strays) < 3 or now - strays[0][2] < span_ns * 3 // 4:
+        if len(strays) < enough or now - strays[0][2] < span_ns * 3 // 4:
             return
         run, self._strays = strays, []
         self.tally.restarts += 1
@@ -286,8 +289,13 @@ class JitterBuffer:
         """When the next tick is to come."""
         return self._base_ns() + _ns(self._next)
 
-    def _silent_from(self) -> int:
+    def _given_up_after(self) -> int:
+        """How late sound may be for which nothing has come."""
         return PAUSE_LAG_NS if self._is_paused else STALL_NS
+
+    def _silent_at(self) -> int:
+        """When the next step of silence is due.  Not while packets come, however late: the rest is behind them."""
+        return max(self._next_ns() + _ns(_STEP), self._arrived_ns) + self._given_up_after()
 
     def _gives_up_at(self) -> int:
         """When the gap before what waits will have been known for long enough."""

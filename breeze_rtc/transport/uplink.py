@@ -42,7 +42,7 @@ from aiortc.rtcrtptransceiver import RTCRtpTransceiver
 from aiortc.rtp import RtpPacket
 from numpy.typing import NDArray
 
-from breeze_rtc.clock import SECOND, Clock
+from breeze_rtc.clock import MS, Clock
 from breeze_rtc.media import rtp
 from breeze_rtc.media.libopus import Decoder
 from breeze_rtc.transport.jitter_buffer import Frame, JitterBuffer, Source
@@ -55,6 +55,7 @@ BLOCK = 320
 """20 ms."""
 
 _TICKS = rtp.RTP_RATE // RATE
+_LAG_NS = 50 * MS
 
 
 class Block(NamedTuple):
@@ -90,6 +91,9 @@ class Uplink:
         self._changed = asyncio.Event()
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
+        # When it is to ring; and whether it has just rung much too late.
+        self._wake_at = 0
+        self._stood_still = False
         self._decoder = Decoder(RATE)
         # Decoded sound short of a block, and where it begins.
         self._rest = np.zeros(0, np.float32)
@@ -138,20 +142,28 @@ class Uplink:
         if self._frames:
             self._changed.set()
         wake_at = self.buffer.wake_at()
-        if wake_at is None:
-            return
-        loop = asyncio.get_running_loop()
-        wake_s = loop.time() + max(0, wake_at - now) / SECOND
         # A packet moves the time of waking on; a timer that rings too early looks again, which is cheaper than a new
         # one for each packet.
-        if self._timer is None or self._timer.when() > wake_s:
+        if wake_at is not None and (self._timer is None or wake_at < self._wake_at):
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = loop.call_at(wake_s, self._wake)
+            self._set_timer(max(wake_at, now + MS), now)
+
+    def _set_timer(self, wake_at: int, now: int) -> None:
+        # Whole milliseconds, rounded up: the loops wait in these, and what is less than one would spin.
+        self._wake_at = wake_at
+        self._timer = asyncio.get_running_loop().call_later(-(-(wake_at - now) // MS) / 1000, self._wake)
 
     def _wake(self) -> None:
         self._timer = None
-        self._take(self._clock.now())
+        now = self._clock.now()
+        if now - self._wake_at > _LAG_NS and not self._stood_still:
+            # What came while the loop stood still waits in the socket, and timers are served first.
+            self._stood_still = True
+            self._set_timer(now + _LAG_NS, now)
+        else:
+            self._stood_still = False
+            self._take(now)
 
     def _cut(self, frame: Frame) -> list[Block]:
         """The blocks that a frame completes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 import wave
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import uvloop
 from numpy.typing import NDArray
 from python_listener import Microphone, PythonListener, clock
 
@@ -115,6 +117,18 @@ async def test_five_percent_loss_costs_five_percent_and_no_delay(tmp_path: Path)
         assert wrong <= 1
 
 
+def test_the_same_under_uvloop(tmp_path: Path) -> None:
+    """Which is what the server runs on; its timers are not asyncio's."""
+    faults: list[dict[str, Any]] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        await test_five_percent_loss_costs_five_percent_and_no_delay(tmp_path)
+
+    uvloop.run(run())
+    assert faults == []
+
+
 async def test_the_sender_is_told_of_the_loss() -> None:
     """A browser adds redundancy by what the receiver reports say."""
     async with connected(melody(1.0)) as (call, listener):
@@ -197,6 +211,24 @@ async def test_a_reader_that_comes_late_misses_nothing() -> None:
     feed = Feed()
     feed.packets(80)
     assert [block.at_samples for block in await feed.read()] == [BLOCK * k for k in range(80)]
+
+
+async def test_a_loop_that_stood_still_reads_before_it_gives_up() -> None:
+    """A callback that computes for more than a second leaves packets in the socket; they are sound, not silence."""
+    uplink = Uplink(clock)
+    payload = SpeechEncoder().encode(np.full(480, 3_000, np.int16))[0].payload
+
+    def arrive(numbers: range) -> None:
+        for k in numbers:
+            uplink.receive(Packet(1, k, 960 * k, payload))
+
+    arrive(range(5))
+    time.sleep(1.3)  # noqa: ASYNC251 - the stall is what is tested
+    await asyncio.sleep(0.01)
+    arrive(range(5, 70))
+    await asyncio.sleep(0.1)
+    assert (uplink.buffer.tally.used, uplink.buffer.tally.silent_ticks) == (70, 0)
+    uplink.close()
 
 
 async def test_a_recording_fills_what_was_not_read(tmp_path: Path) -> None:
