@@ -107,9 +107,9 @@ def test_pads_write_to_the_dummy_page_alone() -> None:
 def test_columns_are_blocked_by_sixteen() -> None:
     """A row of one position sees the same number of columns for all lengths of a block, so its sums have one shape."""
     kv = paged(backbone(None))
-    shapes = {kv.step([KVRow(table(*range(12)), start, 1)], 4)._mask.shape[-1] for start in range(16)}
+    shapes = {kv.step([KVRow(table(*range(12)), start, 1)], 4).mask.shape[-1] for start in range(16)}
     assert shapes == {16}
-    assert kv.step([KVRow(table(*range(12)), 16, 1)], 4)._mask.shape[-1] == 32
+    assert kv.step([KVRow(table(*range(12)), 16, 1)], 4).mask.shape[-1] == 32
 
 
 def test_position_without_a_page() -> None:
