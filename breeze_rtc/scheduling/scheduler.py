@@ -506,10 +506,11 @@ class Scheduler:
 
     def _apply(self, s: Stream, stage: Stage, row: Row, result: RowResult, now: int) -> None:
         """Move the stream on by what a row of it did."""
-        if stage is not Stage.BACKBONE or result.ended or result.wants_text:
-            self._survey.touch(s)
         if stage is Stage.CODEC:
             self._deliver(s, row.count, result.samples, now)
+            self._survey.touch(s)
+            if s.delivered < s.started:
+                return
         elif stage is Stage.TEXT:
             s.segments.popleft()
             s.encoded += row.count
@@ -518,12 +519,14 @@ class Scheduler:
             return
         elif result.ended:
             s.speech_ended = True
+            self._survey.touch(s)
         else:
             s.started += 1
             self._half_made.append(s)
             # Nobody waits for what will never come.
             if result.wants_text and not s.is_text_complete:
                 s.starved_at = s.encoded
+                self._survey.touch(s)
             return
         if s.is_finished:
             self._finish(s)
