@@ -122,6 +122,7 @@ class Outcome:
     kbps: float
     """On the wire, without UDP and IP: who is silent shows here."""
     peak_rss_mb: float
+    version: str
     burn: str = ""
 
 
@@ -191,6 +192,7 @@ async def measure(kind: str, sessions: int, seconds: float, peers: Path, burn: s
         late.size / span_s / sessions,
         float(np.mean(recent)) * 8 / 20,
         after["peak_rss_kb"] / 1024,
+        after["version"],
         burn,
     )
 

@@ -19,12 +19,14 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from fractions import Fraction
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 RATE = 24_000
+PACKAGES = {"ours": "breeze_rtc", "pipecat": "pipecat-ai", "fastrtc": "fastrtc"}
 
 Answer = Callable[[str], Awaitable[str]]
 
@@ -238,7 +240,11 @@ async def main() -> None:
             reply = {}
         else:
             used = resource.getrusage(resource.RUSAGE_SELF)
-            reply = {"cpu_s": used.ru_utime + used.ru_stime, "peak_rss_kb": used.ru_maxrss}
+            reply = {
+                "cpu_s": used.ru_utime + used.ru_stime,
+                "peak_rss_kb": used.ru_maxrss,
+                "version": version(PACKAGES.get(sys.argv[1], "aiortc")),
+            }
         print(json.dumps(reply), file=out, flush=True)
 
 
