@@ -2,7 +2,7 @@
 
 A timer per call wakes the event loop fifty times a second for each of them.  Here the 20 ms of a slot are cut into
 `PHASES`, each call belongs to one, and the loop wakes once per phase that has calls: at most 250 times a second,
-however many there are.  The phases keep the calls from leaving all at once: what waits behind the others of its phase
+however many there are.  The phases keep many calls from leaving all at once: what waits behind the others of its phase
 is late by their time, about 20 us each.
 
 The schedule is absolute, so lateness does not add up.  What a stalled loop missed is the call's business: it is told
@@ -19,6 +19,8 @@ from breeze_rtc.transport.playout import SLOT_NS
 
 PHASES = 5
 PHASE_NS = SLOT_NS // PHASES
+TOGETHER = 8
+"""So many calls share a phase before the next one is opened: a wake-up costs as much as two packets."""
 
 Tick = Callable[[], None]
 """Called when a slot of the call is due (and once too often after a stall); must not raise."""
@@ -36,7 +38,7 @@ class Phases:
     def join(self, tick: Tick, now: int, *, start_ns: int | None = None) -> int:
         """Call `tick` every 20 ms; returns the time of its first slot, which is after `now`.
 
-        The phase is the emptiest, or that of `start_ns`, a time given out here before.
+        The phase is the emptiest once each has `TOGETHER` calls, or that of `start_ns`, a time given out here before.
         """
         if self.next_at() is None:
             self._served = now // PHASE_NS
@@ -44,10 +46,15 @@ class Phases:
         if start_ns is not None:
             phase = start_ns // PHASE_NS % PHASES
         else:
-            phase = min(range(PHASES), key=lambda p: (len(self._members[p]), (p - after) % PHASES))
+            phase = min(range(PHASES), key=lambda p: self._crowd(p, after))
         self._members[phase][tick] = None
         moment = max(after, now // PHASE_NS + 1)
         return (moment + (phase - moment) % PHASES) * PHASE_NS
+
+    def _crowd(self, phase: int, after: int) -> tuple[bool, int, int]:
+        """The less, the better for one more: few that go together first, then the fewest, then the soonest."""
+        members = len(self._members[phase])
+        return not 0 < members < TOGETHER, members, (phase - after) % PHASES
 
     def leave(self, tick: Tick) -> None:
         """Harmless for one that is not there."""

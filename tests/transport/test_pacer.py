@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breeze_rtc.clock import MS, SECOND, US, MonotonicClock, VirtualClock
-from breeze_rtc.transport.pacer import PHASE_NS, PHASES, Pacer, Phases, Tick
+from breeze_rtc.transport.pacer import PHASE_NS, PHASES, TOGETHER, Pacer, Phases, Tick
 from breeze_rtc.transport.playout import SLOT_NS, SLOT_TICKS, Playout
 
 T0 = 7 * SECOND + 123
@@ -27,12 +27,14 @@ def test_each_call_is_told_once_a_slot_never_early() -> None:
     assert all(times == [first_at[call] + k * SLOT_NS for k in range(50)] for call, times in told.items())
 
 
-def test_calls_spread_evenly_over_the_phases() -> None:
-    """A new one takes the emptiest phase, of several the one that comes first."""
+def test_few_calls_go_together_and_many_spread_evenly() -> None:
+    """Eight share a wake-up before there is a second one; with many, each phase has as many as the others."""
     phases = Phases()
-    starts = [phases.join(lambda call=call: None, T0) for call in range(3 * PHASES)]
-    assert Counter(start % SLOT_NS for start in starts) == dict.fromkeys((p * PHASE_NS for p in range(PHASES)), 3)
+    starts = [phases.join(lambda call=call: None, T0) for call in range(60)]
     assert 0 < starts[0] - T0 <= PHASE_NS
+    assert len({start % SLOT_NS for start in starts[:TOGETHER]}) == 1
+    assert len({start % SLOT_NS for start in starts[: TOGETHER + 1]}) == 2
+    assert Counter(start % SLOT_NS for start in starts) == dict.fromkeys((p * PHASE_NS for p in range(PHASES)), 12)
 
 
 def test_one_that_comes_back_keeps_its_phase() -> None:
