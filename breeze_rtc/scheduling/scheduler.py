@@ -464,7 +464,10 @@ class Scheduler:
                     count = min(count, max(1, (most_tokens - tokens) // width))
             if rows and (used + width > spec.max_rows or (most_tokens and tokens + count * width > most_tokens)):
                 continue
-            new_pages = self._grow(s, count) if stage is Stage.PREFILL else ()
+            new_pages: tuple[int, ...] = ()
+            if stage is Stage.PREFILL:
+                s.positions += count
+                new_pages = self._take_pages(s)
             s.out, s.served = stage, self._next_id
             rows.append(Row(s.id, s.slot, start, count, new_pages))
             used += width
@@ -483,21 +486,22 @@ class Scheduler:
             width = 1 if is_codec else s.rows
             if used + width > max_rows:
                 continue
+            new_pages: tuple[int, ...] = ()
+            if is_backbone:
+                s.positions += 1
+                if s.positions > s.page_room:
+                    new_pages = self._take_pages(s)
+                if s.rests_until:
+                    self._survey.touch(s)
+            s.out = stage
+            s.served = step_id
             # A frame that DEPTH completes has been started: its number is that of the frames made.
-            start = s.delivered if is_codec else s.made
-            new_pages = self._grow(s, 1) if is_backbone else ()
-            if s.rests_until:
-                self._survey.touch(s)
-            s.out, s.served = stage, step_id
-            rows.append(Row(s.id, s.slot, start, frames, new_pages))
+            rows.append(Row(s.id, s.slot, s.delivered if is_codec else s.made, frames, new_pages))
             used += width
         return rows, used
 
-    def _grow(self, s: Stream, positions: int) -> tuple[int, ...]:
-        """So many positions more in the KV cache; returns the pages that this takes."""
-        s.positions += positions
-        if s.positions <= s.page_room:
-            return ()
+    def _take_pages(self, s: Stream) -> tuple[int, ...]:
+        """The pages that the positions of a stream take and that it does not have yet."""
         pages = pages_for(s.positions, self._page_tokens, s.rows)
         new_pages = self._pages.take(pages - len(s.pages))
         s.pages.extend(new_pages)

@@ -95,6 +95,8 @@ class Survey:
         self._batching_saves = False
         # How long before the deadline a chunk is sent that would be full too late.
         self._flush_ns = 0
+        # The most sound that is left when a stream with a listener must begin a chunk.
+        self._longest_keep_ns = NEVER
         self._costs_are_for = (0, -1)
 
     def touch(self, s: Stream) -> None:
@@ -120,6 +122,7 @@ class Survey:
             lead_cap_ns = lead_cap_ns * STRAINED_LEAD_PERCENT // 100
         if lead_cap_ns != self.lead_cap_ns:
             self.lead_cap_ns = lead_cap_ns
+            self._costs_are_for = (0, -1)
             for s in list(self._resting.values()):
                 self.touch(s)
 
@@ -195,10 +198,12 @@ class Survey:
             del self._awake[s.id]
             self._filling[s.id] = s
         flush_at_ns = now + self._flush_ns if self._flushes_early else -NEVER
+        begins_by_ns = now + self._longest_keep_ns
+        work_begins_ns = now + codec_cost_ns
         for s in self._filling.values():
             listener = s.listener
             deadline_ns = listener.fresh_ns if now < listener.stale_ns else listener.dry_at(now)
-            s.slack_ns = spare_ns = deadline_ns + s.ease_ns - now - codec_cost_ns
+            s.slack_ns = spare_ns = deadline_ns + s.ease_ns - work_begins_ns
             if spare_ns < tightest_ns:  # noqa: PLR1730 (a call takes longer, and this is the innermost loop)
                 tightest_ns = spare_ns
             if s.out is not None or s.made < s.started:
@@ -210,7 +215,8 @@ class Survey:
                     work.codec.append(s)
             else:
                 work.codec.append(s)
-                if self._begins_at(s, pending, deadline_ns)[0] <= now:
+                may_be_time = deadline_ns <= begins_by_ns or not s.interactive
+                if may_be_time and self._begins_at(s, pending, deadline_ns)[0] <= now:
                     work.fills.append(s)
         for s in rests:
             del self._awake[s.id]
@@ -370,6 +376,9 @@ class Survey:
         self._chunk_costs_ns.clear()
         self._flush_ns = -flush_at(0, self.frame_cost_ns, self.codec_cost_ns, self._policy.guard_ns)
         self._batching_saves = self._policy.waits_for_rows and forecast.frame_ns(2) < 2 * forecast.frame_ns(1)
+        self._longest_keep_ns = NEVER
+        if self._batching_saves and self.lead_cap_ns is not None:
+            self._longest_keep_ns = self._keep_ns(self._longest_interactive)
 
     def _asleep_until(self, at_ns: int, stream: int) -> Stream | None:
         """The stream of an alarm that is not out of date."""
@@ -410,8 +419,13 @@ class Survey:
         may_at = deadline_ns + (pending + s.target) * self._frame_ns - lead_cap_ns
         if not self._batching_saves:
             return may_at, may_at
-        chunk_ns = s.target * self.frame_cost_ns + self.codec_cost_ns
-        return max(may_at, deadline_ns - max(lead_cap_ns // LEAST_LEAD_SHARE, LEAST_LEAD_CHUNKS * chunk_ns)), may_at
+        return max(may_at, deadline_ns - self._keep_ns(s.target)), may_at
+
+    def _keep_ns(self, frames: int) -> int:
+        """How much sound is left when a chunk of so many frames must be begun; call it where there is a lead cap."""
+        assert self.lead_cap_ns is not None
+        chunk_ns = frames * self.frame_cost_ns + self.codec_cost_ns
+        return max(self.lead_cap_ns // LEAST_LEAD_SHARE, LEAST_LEAD_CHUNKS * chunk_ns)
 
 
 def can_start(s: Stream) -> bool:
