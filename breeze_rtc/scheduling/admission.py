@@ -253,17 +253,20 @@ class Admission:
 
     def _load(self, heard: list[Stream], *, is_strained: bool) -> int:
         """Percent of this machine that these listeners need."""
-        chunks: dict[int, int] = {}
-        for s in heard:
-            frames = max(STEADY_CHUNK, self._longest_chunk(s)) if is_strained else STEADY_CHUNK
-            chunks[frames] = chunks.get(frames, 0) + 1
-        rows = sum(s.rows for s in heard)
+        chunks = {STEADY_CHUNK: len(heard)}
+        if is_strained:
+            chunks.clear()
+            for s in heard:
+                frames = max(STEADY_CHUNK, self._longest_chunk(s))
+                chunks[frames] = chunks.get(frames, 0) + 1
+        rows = sum([s.rows for s in heard])
         return load_percent(self._forecast.steady_ns, rows=rows, chunks=chunks, frame_ns=self._frame_ns) if rows else 0
 
 
 def _heard(streams: Iterable[Stream]) -> list[Stream]:
     """Those that somebody listens to and that are still being made."""
-    return [s for s in streams if s.priority is not Priority.BATCH and not s.is_cancelled and not s.is_generated]
+    batch = Priority.BATCH
+    return [s for s in streams if s.priority is not batch and not s.is_cancelled and not s.is_generated]
 
 
 def _place(s: Stream) -> tuple[int, int]:
