@@ -221,7 +221,14 @@ def plot(path: Path, ladder: Mapping[str, Any], rules: Mapping[str, Mapping[str,
     for row, rung in enumerate(RUNGS):
         gaps = mean(ladder[rung.name]["gap_requests"])
         said = f"  (published {rung.published_gaps})" if rung.published_gaps else ""
-        left.text(max(p95[row], 45) * 1.15, row, f"{p50[row]:.0f} ms · {gaps:.0f} gaps{said}", va="center", fontsize=9)
+        published_ms = float((rung.published_ms or "0").split()[0])
+        left.text(
+            max(p95[row], 1.1 * published_ms, 45) * 1.15,
+            row,
+            f"{p50[row]:.0f} ms · {gaps:.0f} gaps{said}",
+            va="center",
+            fontsize=9,
+        )
     left.set_yticks(rows, names)
     left.invert_yaxis()
     left.set_xscale("log")

@@ -181,6 +181,15 @@ def test_the_same_factor_with_and_without_a_gap(chunks: tuple[int, ...], stood: 
     assert metrics.required_prebuffer_ns(d) == stood * MS
 
 
+def test_a_player_can_start_with_a_whole_frame_in_however_many_pieces() -> None:
+    """80 ms are a frame; and a first packet is soon enough when it comes at the last moment that is."""
+    pieces = delivery((30, 40), (50, 40), (60, 80))
+    assert metrics.first_packet_ns(pieces) == 30 * MS
+    assert metrics.first_playable_ns(pieces, FRAME) == 50 * MS
+    assert metrics.is_good(pieces, within_ns=30 * MS)
+    assert not metrics.is_good(pieces, within_ns=30 * MS - 1)
+
+
 def test_a_reply_of_one_chunk_is_neither_continuous_nor_torn() -> None:
     """It is left out of the share; alone, it leaves no share to tell."""
     one, torn = delivery((40, 80)), delivery((40, 80), (240, 80))
