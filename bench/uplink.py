@@ -347,7 +347,7 @@ def main() -> None:
     grown = {path: uvloop.run(growth_kb(path, seconds, arguments.seed)) / seconds for path in reversed(PATHS)}
     if arguments.json:
         report = {
-            "machine": platform.platform(),
+            "machine": f"{platform.machine()}, {platform.system()}",
             "versions": {"python": platform.python_version(), **{n: version(n) for n in ("aiortc", "av", "uvloop")}},
             "commit": commit(),
             "arguments": {k: str(v) for k, v in vars(arguments).items()},

@@ -179,7 +179,8 @@ class Uplink:
         return blocks
 
     def _decode(self, frame: Frame) -> NDArray[np.float32]:
-        size = frame.ticks // _TICKS
+        # By both ends, for silence may begin or end between two samples.
+        size = (frame.at + frame.ticks) // _TICKS - frame.at // _TICKS
         match frame.source:
             case Source.PACKET:
                 sound = self._decoder.decode(frame.payload)

@@ -265,6 +265,19 @@ async def test_packets_of_other_lengths_make_the_same_blocks() -> None:
     assert [block.at_samples for block in blocks] == [BLOCK * k for k in range((7 * 10 + 3 * 60) // 20)]
 
 
+async def test_a_new_stream_anywhere_keeps_the_blocks_in_step() -> None:
+    """It begins where its arrival says, which is between two samples as likely as not."""
+    feed = Feed()
+    feed.packets(5)
+    feed.clock.advance(700 * MS + 12_345)
+    for k in range(5):
+        feed.uplink.receive(Packet(2, 100 + k, 77_777 + 960 * k, b"\x48\x55"))
+        feed.clock.advance(20 * MS)
+    blocks = await feed.read()
+    assert [block.at_samples for block in blocks] == [BLOCK * k for k in range(len(blocks))]
+    assert len(blocks) == 5 + 35 + 5
+
+
 async def test_a_corrupt_packet_is_a_guess() -> None:
     """It is counted; time goes on."""
     feed = Feed()
