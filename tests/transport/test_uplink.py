@@ -168,6 +168,26 @@ async def test_a_peer_that_invents_streams_makes_nothing_grow() -> None:
         assert len(receiver._RTCRtpReceiver__remote_streams) == 1
 
 
+async def test_datagrams_of_strangers_change_nothing() -> None:
+    """What our peer did not encrypt, or sent before, is nobody's packet; the call goes on."""
+    async with connected(melody(2.0)) as (call, listener):
+        await meet(call, listener)
+        blocks = aiter(call.uplink())
+        async with asyncio.timeout(60):
+            await anext(blocks)
+            protocols = call._transceiver.receiver.transport.transport._connection._protocols
+            chance, stranger = random.Random(6), ("192.0.2.1", 9)
+            for _ in range(500):
+                for protocol in protocols:
+                    protocol.datagram_received(bytes([chance.randrange(128, 192)]) + chance.randbytes(80), stranger)
+                    protocol.datagram_received(chance.randbytes(chance.randrange(1, 4)), stranger)
+            for _ in range(20):
+                await anext(blocks)
+        tally = call.stats().uplink
+        assert tally.strange == tally.malformed == tally.late == 0
+        assert not call.closed.is_set()
+
+
 # --- without a network
 
 
