@@ -62,7 +62,7 @@ MAX_BODY_BYTES = 256 * 1024
 MAX_SPEECH_REQUESTS = 32
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter from the one that sends packets.  Python's own 5 ms, waited for each time
-the loop wakes, cost 20 calls a tenth of their slots once a user's callback computes in a thread; with this, none."""
+the loop wakes, cost 20 calls six of ten slots once a user's callback computes in a thread; with this, none."""
 _FORMATS = {"wav": "audio/wav", "pcm": "audio/pcm"}
 _CONTENT_TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".html": "text/html"}
 
