@@ -1,8 +1,8 @@
 """Who can run what now, and how much time each has to spare.
 
-Most streams that are generated ahead rest most of the time.  So the survey looks only at those who are *awake*, and
-knows of each that *rests* when it must be looked at again: when it may begin its next chunk, when its last report
-is trusted less, or (NEVER) when something happens to it.
+Most streams that are generated ahead rest most of the time.  The survey knows of each that *rests* when it must be
+looked at again: when it must begin its next chunk, when its last report is trusted less, or (NEVER) when something
+happens to it.  Of those that are *filling* a chunk only slack and chunk are in question; the others are *awake*.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ class Work:
         "codec_spare_ns",
         "fills",
         "first_sound_ns",
-        "frame_ns",
+        "frameless",
         "in_danger_below_ns",
         "new",
+        "one_must_begin",
         "rescue_ns",
+        "rows_soon",
         "sizes",
         "text",
         "tightest_ns",
     )
 
     def __init__(self) -> None:
-        # Predicted time of a frame step that carries all open streams, and of one that carries those who need it soon.
-        self.frame_ns = 0
+        # Predicted time of a frame step that carries those who need it soon.
         self.rescue_ns = 0
         # The least slack of all who have spoken, those whose step is out included.
         self.tightest_ns = NEVER
@@ -64,6 +65,11 @@ class Work:
         self.sizes: dict[int, list[Stream]] = {}
         self.begins: list[Stream] = []
         self.fills: list[Stream] = []
+        # Those who are owed sound and have no frame in hand, and the rows of those who need one soon.
+        self.frameless: list[Stream] = []
+        self.rows_soon = 0
+        # Somebody cannot wait any longer for others to begin a chunk with it.
+        self.one_must_begin = False
 
 
 class Survey:
@@ -140,18 +146,36 @@ class Survey:
             if s is not None:
                 self.touch(s)
         self.look_up_costs()
-        codec_cost_ns, soon_ns = self.codec_cost_ns, 2 * self.frame_cost_ns
         work = Work()
-        tightest_ns = NEVER
-        frameless: list[Stream] = []
+        self._look_with_care(work, now)
+        self._look_at_filling(work, now)
+        if work.one_must_begin:
+            for s in self._resting.values():
+                if s.may_begin_at <= now:
+                    s.slack_ns = s.runs_dry_at - now - self.codec_cost_ns
+                    work.frameless.append(s)
+                    work.begins.append(s)
+        # The step that would save those without a frame carries those who need it soon, not everybody.
+        work.rescue_ns = self._forecast.frame_ns(max(1, work.rows_soon)) if work.frameless else 0
+        for s in work.frameless:
+            s.slack_ns -= work.rescue_ns
+            work.tightest_ns = min(work.tightest_ns, s.slack_ns)
+        if work.codec:
+            work.tightest_ns = min(work.tightest_ns, self._line_up(work))
+        if work.new and self._resting:
+            dry_at = min([s.runs_dry_at for s in self._resting.values()])
+            work.tightest_ns = min(work.tightest_ns, dry_at - now - self.codec_cost_ns - self._forecast.frame_ns(1))
+        return work
+
+    def _look_with_care(self, work: Work, now: int) -> None:
+        """Sort those who are awake; who need not be looked at like this the next time goes where it belongs."""
+        codec_cost_ns, soon_ns = self.codec_cost_ns, 2 * self.frame_cost_ns
         fills: list[Stream] = []
         rests: list[Stream] = []
-        one_must_begin = False
-        rows_soon = 0
         for s in self._awake.values():
+            s.slack_ns = NEVER
             made, delivered = s.made, s.delivered
             if not delivered:
-                s.slack_ns = NEVER
                 if s.out is None and made == s.started:
                     if can_start(s):
                         work.new.append(s)
@@ -164,17 +188,15 @@ class Survey:
             pending = made - delivered
             spare_ns = deadline_ns + s.ease_ns - now - codec_cost_ns
             if listener.is_held:
-                s.slack_ns = NEVER
+                pass
             elif pending:
                 s.slack_ns = spare_ns
-                tightest_ns = min(tightest_ns, spare_ns)
+                work.tightest_ns = min(work.tightest_ns, spare_ns)
             elif s.starved_at is None or s.segments:
                 s.slack_ns = spare_ns
-                frameless.append(s)
+                work.frameless.append(s)
                 if spare_ns < soon_ns:
-                    rows_soon += s.rows
-            else:
-                s.slack_ns = NEVER
+                    work.rows_soon += s.rows
             if s.out is not None or made < s.started:
                 continue
             can_encode = s.segments and s.can_encode
@@ -188,7 +210,7 @@ class Survey:
                 work.codec.append(s)
             if must_begin_at <= now:
                 (work.fills if pending else work.begins).append(s)
-                one_must_begin = one_must_begin or may_begin_at > 0
+                work.one_must_begin = work.one_must_begin or may_begin_at > 0
             elif not pending and not can_encode:
                 s.may_begin_at = may_begin_at
                 s.runs_dry_at = NEVER if s.slack_ns == NEVER else deadline_ns + s.ease_ns
@@ -197,9 +219,18 @@ class Survey:
         for s in fills:
             del self._awake[s.id]
             self._filling[s.id] = s
+        for s in rests:
+            del self._awake[s.id]
+            self._resting[s.id] = s
+            if s.rests_until < NEVER:
+                heappush(self._alarms, (s.rests_until, s.id))
+
+    def _look_at_filling(self, work: Work, now: int) -> None:
+        """Slack and chunk of those who have frames in hand and nothing in the way: `_sound_due_at` without the call."""
         flush_at_ns = now + self._flush_ns if self._flushes_early else -NEVER
         begins_by_ns = now + self._longest_keep_ns
-        work_begins_ns = now + codec_cost_ns
+        work_begins_ns = now + self.codec_cost_ns
+        tightest_ns = work.tightest_ns
         for s in self._filling.values():
             listener = s.listener
             deadline_ns = listener.fresh_ns if now < listener.stale_ns else listener.dry_at(now)
@@ -218,31 +249,9 @@ class Survey:
                 may_be_time = deadline_ns <= begins_by_ns or not s.interactive
                 if may_be_time and self._begins_at(s, pending, deadline_ns)[0] <= now:
                     work.fills.append(s)
-        for s in rests:
-            del self._awake[s.id]
-            self._resting[s.id] = s
-            if s.rests_until < NEVER:
-                heappush(alarms, (s.rests_until, s.id))
-        if one_must_begin:
-            for s in self._resting.values():
-                if s.may_begin_at <= now:
-                    s.slack_ns = s.runs_dry_at - now - codec_cost_ns
-                    frameless.append(s)
-                    work.begins.append(s)
-        # The step that would save those without a frame carries those who need it soon, not everybody.
-        work.rescue_ns = self._forecast.frame_ns(max(1, rows_soon)) if frameless else 0
-        for s in frameless:
-            s.slack_ns -= work.rescue_ns
-            tightest_ns = min(tightest_ns, s.slack_ns)
-        if work.codec:
-            tightest_ns = min(tightest_ns, self._line_up(work, frameless))
-        if work.new and self._resting:
-            dry_at = min([s.runs_dry_at for s in self._resting.values()])
-            tightest_ns = min(tightest_ns, dry_at - now - codec_cost_ns - self._forecast.frame_ns(1))
         work.tightest_ns = tightest_ns
-        return work
 
-    def _line_up(self, work: Work, frameless: list[Stream]) -> int:
+    def _line_up(self, work: Work) -> int:
         """The least slack when everybody in a hurry is served one after the other, the earliest deadline first.
 
         Chunks of one size share a codec step; those of another size wait for it, and so do frames.
@@ -267,10 +276,10 @@ class Survey:
             done_ns += decode_ns
             least_ns = min(least_ns, deadline_ns - done_ns)
         work.codec_spare_ns = least_ns
-        if not frameless:
+        if not work.frameless:
             return least_ns
         rescue_ns = work.rescue_ns + codec_cost_ns
-        line.append((min([s.slack_ns for s in frameless]) + rescue_ns, rescue_ns))
+        line.append((min([s.slack_ns for s in work.frameless]) + rescue_ns, rescue_ns))
         line.sort()
         done_ns = 0
         for deadline_ns, work_ns in line:
@@ -301,7 +310,7 @@ class Survey:
                 continue
             if s.made == s.started and s.made > s.delivered > 0:
                 work.codec.append(s)
-        self._line_up(work, [])
+        self._line_up(work)
 
     def slack(self, s: Stream, now: int) -> int:
         """Time the stream alone has to spare; NEVER where no sound is owed.  Call `look_up_costs` first.
