@@ -208,9 +208,7 @@ def write_json(path: Path, options: Namespace, **values: Any) -> None:
         "machine": f"{platform.machine()} {platform.processor()}".strip(),
         "python": sys.version,
         "commit": _commit(),
-        "arguments": {
-            key: value if isinstance(value, int | bool) else str(value) for key, value in vars(options).items()
-        }
+        "arguments": {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()}
         | {"texts": texts},
     }
     path.write_text(json.dumps(head | values, indent=1) + "\n")
