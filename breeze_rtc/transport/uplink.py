@@ -12,14 +12,14 @@ All that is used of the private parts of aiortc 1.16 for receiving is in this mo
     who the receiver reports are from.
 `RTCRtpReceiver._handle_rtp_packet`, `._enabled`
     where its transport brings a packet; whether the direction is open.
-`.__remote_streams`
-    what the receiver reports tell.
+`.__remote_streams`, `._run_rtcp`
+    what the receiver reports tell, and the task that sends them.
+`.__started`, `.__rtcp_task`, `RTCDtlsTransport._register_rtp_receiver`
+    what its `stop()` undoes.
 `RTCDtlsTransport._rx_srtp`, `._rtp_router.ssrc_table`
     what decrypts a packet; where sender reports of an SSRC go.
 `RTCIceTransport._connection._protocols`, `StunProtocol.datagram_received`
     its sockets, and what they call.
-`RTCRtpReceiver.__stop_decoder`
-    ends the thread that `receive` starts.
 """
 
 from __future__ import annotations
@@ -219,12 +219,13 @@ class UplinkReceiver(RTCRtpReceiver):
         return receiver
 
     async def receive(self, parameters: RTCRtpReceiveParameters) -> None:
+        """What aiortc's does, without its decoder's thread, whose end all calls would have to wait for."""
         if self._payload_types:
             return
         self._payload_types = frozenset(codec.payloadType for codec in parameters.codecs)
-        await super().receive(parameters)
-        # The decoder's thread has nothing to do and ends within the moment.
-        self._RTCRtpReceiver__stop_decoder()  # type: ignore[attr-defined]
+        self.transport._register_rtp_receiver(self, parameters)
+        self._RTCRtpReceiver__rtcp_task = asyncio.ensure_future(self._run_rtcp())
+        self._RTCRtpReceiver__started = True
         for protocol in cast(list[Any], self.transport.transport._connection._protocols):
             protocol.datagram_received = self._before(protocol.datagram_received)
 
