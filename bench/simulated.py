@@ -207,7 +207,7 @@ def write_json(path: Path, options: Namespace, **values: Any) -> None:
         "simulated": True,
         "machine": f"{platform.machine()} {platform.processor()}".strip(),
         "python": sys.version,
-        "commit": _commit(),
+        "commit": COMMIT,
         "arguments": {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()}
         | {"texts": texts},
     }
@@ -246,3 +246,7 @@ def _commit() -> str:
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+COMMIT = _commit()
+"""Asked before the run: the tree may move on meanwhile."""
