@@ -109,10 +109,11 @@ def plot(path: Path, curves: Mapping[str, Mapping[int, Mapping[str, Any]]], knee
         if knee is not None:
             axes.plot(knees[name], mean(knee["first_p95_ms"]), "o", color=colours[name], markersize=9)
     axes.set_ylim(0, 100)
+    axes.set_xlim(left=0)
     axes.set_xlabel("listeners at once")
     axes.set_ylabel("first packet p95, ms")
     axes.set_title("How many one GPU holds: the dot is the last size without a gap", loc="left", fontweight="bold")
-    axes.legend(frameon=False, loc="upper left")
+    axes.legend(frameon=False, loc="upper center")
     figure.supxlabel(
         "SIMULATED on step times that others published; fused kernels are a target", fontsize=9, color="#555"
     )
