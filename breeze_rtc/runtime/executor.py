@@ -23,6 +23,7 @@ from torch import Tensor
 from breeze_rtc.clock import Clock, MonotonicClock
 from breeze_rtc.errors import BadSampling, UnknownVoice
 from breeze_rtc.models.pointer import LOOK_AHEAD
+from breeze_rtc.models.presets import ModelConfig
 from breeze_rtc.models.sampling import Sampling, choose, combine, gumbel, penalise, row_sampling
 from breeze_rtc.models.speech_model import SpeechModel, TextSegment
 from breeze_rtc.playback import TextMark
@@ -41,20 +42,20 @@ TEXT_STEP = 16
 class _Stream:
     """One utterance: what is kept of it on the host, and its text."""
 
-    def __init__(self, slot: int, seed: int, sampling: Sampling, *, page_tokens: int, rows: int, like: Tensor) -> None:
+    def __init__(self, slot: int, seed: int, sampling: Sampling, *, tables: list[PageTable], like: Tensor) -> None:
         self.slot = slot
         self.seed = seed
         self.sampling = sampling
         # One KV cache per backbone row; with guidance there are two.
-        self.tables = [PageTable(page_tokens) for _ in range(rows)]
+        self.tables = tables
         # Segments not encoded yet.
         self.waiting: list[TextSegment] = []
         # Characters spoken once token i of the text has been passed, for the tokens added so far (row 0 only).
         self.ends: list[int] = []
         self.is_text_ended = False
         # Encoded text of each row, (tokens + spare, width) with zeros behind the `encoded[row]` tokens that are there.
-        self.vectors = [like.new_zeros(LOOK_AHEAD + 61, like.shape[-1]) for _ in range(rows)]
-        self.encoded = [0] * rows
+        self.vectors = [like.new_zeros(LOOK_AHEAD + 61, like.shape[-1]) for _ in tables]
+        self.encoded = [0] * len(tables)
         # Frames that have a code 0; frames that have all codes; frames that are sound.
         self.started = self.made = self.decoded = 0
         # per_frame: token the next frame speaks, and frames spent on it so far.
@@ -136,6 +137,7 @@ class Executor:
         self._row_counts = independent_row_counts(self.model)
         self._least_rows = self._row_counts[0]
         self.specs = _specs(rows, max_streams, self.feed, ROW_COUNTS if self._sessions else self._row_counts)
+        self.kv_positions = kept_positions(config, page_tokens)
         block = config.backbone.block
         weight = model.depth.table.weight
         self._dummy = max_streams
@@ -184,6 +186,7 @@ class Executor:
         chosen = sampling if isinstance(sampling, Sampling) else merged(self.model.sampling, sampling or {})
         if chosen.cfg_scale != 1 and self.feed == "per_frame":
             raise BadSampling("cfg_scale", chosen.cfg_scale, "1: this model has no unguided form")
+        rows = 1 if chosen.cfg_scale == 1 else 2
         with torch.inference_mode():
             self._codec_state.open(slot)
             self._codes[slot] = 0
@@ -193,8 +196,7 @@ class Executor:
                 slot,
                 seed & 0x7FFFFFFFFFFFFFFF,
                 chosen,
-                page_tokens=self._kv.page_tokens,
-                rows=1 if chosen.cfg_scale == 1 else 2,
+                tables=[PageTable(self.page_tokens, self.kv_positions) for _ in range(rows)],
                 like=self._text_like,
             )
 
@@ -575,6 +577,18 @@ class Executor:
                 s.decoded += count
                 s.pcm.append(samples)
                 results[row.stream] = RowResult(row.stream, samples=len(samples))
+
+
+def kept_positions(config: ModelConfig, page_tokens: int) -> int | None:
+    """Positions of a stream that pages are needed for at most, in whole pages; None: all of them.
+
+    Where the model looks back no further than a window and goes on by one position a step, a new one may take the place
+    of one that has left the window.
+    """
+    window = config.backbone.window
+    if window is None or config.feed != "per_frame":
+        return None
+    return -(-window // page_tokens) * page_tokens
 
 
 def merged(base: Sampling, changes: Mapping[str, Any]) -> Sampling:

@@ -24,10 +24,13 @@ COLUMNS = 16
 class PageTable:
     """Which pages of the pool hold the positions of one backbone row."""
 
-    def __init__(self, page_tokens: int) -> None:
+    def __init__(self, page_tokens: int, kept: int | None = None) -> None:
+        """kept: once the pages hold so many positions, each new position takes the place of the one `kept` before it,
+        which no window reaches any more; None: every position stays."""
         self._page_tokens = page_tokens
+        self._kept = kept
         self._places = np.empty(0, np.int64)
-        """places[p]: token of the pool that holds position p."""
+        """places[p]: token of the pool that holds position p, and later p + kept."""
 
     @property
     def capacity(self) -> int:
@@ -42,7 +45,10 @@ class PageTable:
 
     def places(self, start: int, end: int) -> NDArray[np.int64]:
         """Where positions [start, end) stand."""
-        assert end <= len(self._places), f"position {end - 1} has no page"
+        held = len(self._places)
+        if held == self._kept:
+            return self._places[np.arange(start, end) % held]
+        assert end <= held, f"position {end - 1} has no page"
         return self._places[start:end]
 
 

@@ -29,10 +29,11 @@ log = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 1 << 18
 PAGE_TOKENS = 16
-MAX_SPEECH_S = 360
-"""No stream goes on longer, whatever the model says; its KV pages are promised to it when it opens."""
+MAX_SPEECH_S = 1800
+"""No stream goes on longer, whatever the model says."""
 MAX_SPEECH_FULL_ATTENTION_S = 60
-"""The same for a model that looks back at all of its speech, so that every second of it costs memory."""
+"""The same for a model that looks back at all of its speech, so that every second of it costs memory, which is promised
+to a stream when it opens."""
 
 
 class SocketLine:
@@ -149,7 +150,7 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
     import torch
 
     from breeze_rtc.models.speech_model import SpeechModel
-    from breeze_rtc.runtime.executor import Executor, merged
+    from breeze_rtc.runtime.executor import Executor, kept_positions, merged
     from breeze_rtc.scheduling.costs import CostTable
     from breeze_rtc.scheduling.policy import Policy
     from breeze_rtc.scheduling.scheduler import PROMPT_TOKENS, Scheduler
@@ -166,7 +167,8 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
     max_speech_s = MAX_SPEECH_FULL_ATTENTION_S if model.config.backbone.window is None else MAX_SPEECH_S
     max_frames = max_speech_s * model.sample_rate // model.frame_samples
     # A stream with guidance takes the pages of two; those that must wait for pages are told so by admission.
-    kv_pages = start.max_streams * pages_for(max_frames + PROMPT_TOKENS, PAGE_TOKENS, 1)
+    positions = kept_positions(model.config, PAGE_TOKENS) or max_frames + PROMPT_TOKENS
+    kv_pages = start.max_streams * pages_for(positions, PAGE_TOKENS, 1)
     executor = Executor(
         model, max_streams=start.max_streams, kv_pages=kv_pages, page_tokens=PAGE_TOKENS, device=start.device
     )
@@ -191,6 +193,7 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
         slots=start.max_streams,
         kv_pages=kv_pages,
         page_tokens=PAGE_TOKENS,
+        kv_positions=executor.kv_positions,
         costs=costs,
         policy=Policy.from_state(start.policy) if start.policy else Policy(),
         trace=trace,

@@ -289,7 +289,8 @@ class _Rehearsal:
         if stage is not Stage.PREFILL and stage is not Stage.BACKBONE:
             return ()
         self._positions[stream] += count
-        needed = pages_for(self._positions[stream], self._executor.page_tokens, 1) - self._pages[stream]
+        positions = min(self._positions[stream], self._executor.kv_positions or self._positions[stream])
+        needed = pages_for(positions, self._executor.page_tokens, 1) - self._pages[stream]
         self._pages[stream] += needed
         pages = tuple(range(self._pages_given, self._pages_given + needed))
         self._pages_given += needed

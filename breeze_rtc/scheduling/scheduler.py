@@ -116,15 +116,20 @@ class Scheduler:
         kv_pages: int,
         page_tokens: int,
         costs: CostTable,
+        kv_positions: int | None = None,
         policy: Policy | None = None,
         trace: TraceWriter | None = None,
     ) -> None:
-        """`specs` names all five stages.  No policy: the product's.  `trace`, if given, writes down every input."""
+        """`specs` names all five stages.  kv_positions: of a stream of Feed.PER_FRAME at most so many keep their pages,
+        because the model looks back no further; None: all.  No policy: the product's.  `trace`, if given, writes down
+        every input.
+        """
         self._specs = dict(specs)
         self._frame_ns = samples_to_ns(frame_samples, sample_rate)
         self._sample_rate = sample_rate
         self._frame_samples = frame_samples
         self._page_tokens = page_tokens
+        self._kv_positions = NEVER if kv_positions is None else kv_positions
         policy = policy or Policy()
         self._policy = rules = policy.as_it_runs()
         self._ladder = rules.ladder
@@ -168,6 +173,7 @@ class Scheduler:
                 slots=slots,
                 kv_pages=kv_pages,
                 page_tokens=page_tokens,
+                kv_positions=kv_positions,
                 costs=costs,
                 policy=policy,
             )
@@ -200,7 +206,7 @@ class Scheduler:
         assert stream not in self._admission.waiting, f"stream {stream} waits"
         assert max_frames >= 1
         assert 1 <= rows <= self._widest, f"a stream takes 1 to {self._widest} rows"
-        positions = max_frames + (PROMPT_TOKENS if feed is Feed.PREFIX else 1)
+        positions = max_frames + PROMPT_TOKENS if feed is Feed.PREFIX else min(max_frames + 1, self._kv_positions)
         s = Stream(
             stream,
             feed=feed,
@@ -502,10 +508,12 @@ class Scheduler:
 
     def _take_pages(self, s: Stream) -> tuple[int, ...]:
         """The pages that the positions of a stream take and that it does not have yet."""
-        pages = pages_for(s.positions, self._page_tokens, s.rows)
+        pages = min(pages_for(s.positions, self._page_tokens, s.rows), s.pages_kept)
         new_pages = self._pages.take(pages - len(s.pages))
         s.pages.extend(new_pages)
-        s.page_room = pages // s.rows * self._page_tokens
+        # With all that were promised it has enough for ever: new positions take the places of old ones.
+        is_complete = s.feed is Feed.PER_FRAME and pages == s.pages_kept
+        s.page_room = NEVER if is_complete else pages // s.rows * self._page_tokens
         return new_pages
 
     def _apply(self, s: Stream, stage: Stage, row: Row, result: RowResult, now: int) -> None:

@@ -40,6 +40,7 @@ class TraceWriter:
         slots: int,
         kv_pages: int,
         page_tokens: int,
+        kv_positions: int | None,
         costs: CostTable,
         policy: Policy,
     ) -> None:
@@ -53,6 +54,7 @@ class TraceWriter:
                 "slots": slots,
                 "kv_pages": kv_pages,
                 "page_tokens": page_tokens,
+                "kv_positions": kv_positions,
                 "costs": costs.state(),
                 "policy": policy.state(),
             }
@@ -148,6 +150,7 @@ class Replay:
                 slots=head["slots"],
                 kv_pages=head["kv_pages"],
                 page_tokens=head["page_tokens"],
+                kv_positions=head["kv_positions"],
                 costs=self.costs,
                 policy=self.policy,
             )

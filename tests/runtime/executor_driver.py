@@ -82,7 +82,8 @@ class ExecutorDriver:
             new: tuple[int, ...] = ()
             if stage in {Stage.PREFILL, Stage.BACKBONE}:
                 u.positions += count
-                needed = -(-u.positions // PAGE_TOKENS) * u.rows - len(u.pages)
+                positions = min(u.positions, self.executor.kv_positions or u.positions)
+                needed = -(-positions // PAGE_TOKENS) * u.rows - len(u.pages)
                 new = tuple(self.free_pages.pop() for _ in range(needed))
                 u.pages.extend(new)
             rows.append(Row(stream, u.slot, start, count, new))

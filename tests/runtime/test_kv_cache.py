@@ -112,6 +112,22 @@ def test_columns_are_blocked_by_sixteen() -> None:
     assert kv.step([KVRow(table(*range(12)), 16, 1)], 4).mask.shape[-1] == 32
 
 
+@pytest.mark.parametrize("kept", [8, 12])
+def test_places_behind_the_window_are_used_again(kept: int) -> None:
+    """Two pages, or three, hold a window of five for ever, and say what pages for everything say."""
+    model = backbone(5)
+    kv = paged(model)
+    x = torch.randn(40, 32, dtype=torch.float64)
+    few = PageTable(4, kept)
+    few.extend((7, 2, 9)[: kept // 4])
+    all_of_them = table(11, 0, 5, 1, 10, 3, 8, 4, 6)
+    for start in range(36):
+        step = x[start : start + 1]
+        assert torch.equal(
+            run(model, kv, [(few, start, step)], 2)[0], run(model, kv, [(all_of_them, start, step)], 2)[0]
+        )
+
+
 def test_position_without_a_page() -> None:
     """A position that no page holds is our own mistake and asserts."""
     with pytest.raises(AssertionError, match="position 4 has no page"):

@@ -70,9 +70,11 @@ policies = st.just(Policy(lead_cap_ns=LEAD_CAP_NS)) | st.builds(
 class Book:
     """What an outside observer knows of one stream."""
 
-    def __init__(self, slot: int | None, rows: int, max_frames: int) -> None:
+    def __init__(self, rows: int, max_frames: int, kept: int) -> None:
         # None while it waits for room.
-        self.slot = slot
+        self.slot: int | None = None
+        # Positions whose pages it keeps at most.
+        self.kept = kept
         self.rows = rows
         self.max_frames = max_frames
         self.samples = 0
@@ -97,9 +99,10 @@ class Laws(RuleBasedStateMachine):
         # Streams that may hold something: open, or gone while a step carries them.
         self.next_stream = 1
 
-    @initialize(known=st.booleans(), policy=policies)
-    def make(self, known: bool, policy: Policy) -> None:
+    @initialize(known=st.booleans(), policy=policies, kv_positions=st.sampled_from([None, 2 * PAGE_TOKENS]))
+    def make(self, known: bool, policy: Policy, kv_positions: int | None) -> None:
         self.policy = policy
+        self.kv_positions = kv_positions
         costs = CostTable({(stage, 1, 16 if stage <= Stage.PREFILL else 1): 3 * MS for stage in Stage} if known else {})
         self.scheduler = Scheduler(
             specs=SPECS,
@@ -108,6 +111,7 @@ class Laws(RuleBasedStateMachine):
             slots=SLOTS,
             kv_pages=PAGES,
             page_tokens=PAGE_TOKENS,
+            kv_positions=kv_positions,
             costs=costs,
             policy=policy,
             trace=TraceWriter(self.lines.append),
@@ -144,7 +148,8 @@ class Laws(RuleBasedStateMachine):
             )
         except Overloaded:
             return
-        self.books[self.next_stream] = Book(None, rows, max_frames)
+        kept = self.kv_positions if feed is Feed.PER_FRAME and self.kv_positions else 1_000
+        self.books[self.next_stream] = Book(rows, max_frames, kept)
         if slot is not None:
             self.begin(self.next_stream, slot)
         self.next_stream += 1
@@ -303,7 +308,7 @@ class Laws(RuleBasedStateMachine):
         assert not set(owned) & set(new_pages)
         assert all(0 <= page < PAGES for page in new_pages)
         book.pages |= set(new_pages)
-        assert len(book.pages) == -(-book.position // PAGE_TOKENS) * book.rows
+        assert len(book.pages) == -(-min(book.position, book.kept) // PAGE_TOKENS) * book.rows
 
     def run(self, step: Step, ms: int, *, ends: bool, wants: bool, fault: str) -> None:
         self.now += ms * MS
