@@ -261,22 +261,22 @@ class Chooser:
         """Of streams with chunks of one size, least slack first, as many as one codec step may carry: usually all.
 
         A step cannot be interrupted, and one of many large chunks may take longer than the first of them can wait, or
-        than all others can (`other_ns` those who need no codec).  Then it carries the first ones, as many as end in
-        time, and what is left is asked again after it.  Where the codec is fast, a step of its own for the rest costs
-        more than that wait.
+        than all others can (`other_ns`: those who have no frame in hand).  Then it carries the first ones, as many as
+        need three quarters of that time, since what a step misses its prediction by grows with its length; what is left
+        is asked again after it.  Where the codec is fast, a step of its own for the rest costs more than that wait.
         """
         forecast = self._forecast
         if forecast.codec_ns(len(group), frames) <= self._frame_ns // 2:
             return group
         others = [streams[0].slack_ns for size, streams in work.sizes.items() if size != frames]
-        limit_ns = min([group[0].slack_ns + self._survey.codec_cost_ns, other_ns, *others])
-        if forecast.codec_ns(len(group), frames) <= limit_ns:
-            return group
-        fitting = [rows for rows in self._specs[Stage.CODEC].buckets if rows < len(group)]
-        while fitting and forecast.codec_ns(fitting[-1], frames) > limit_ns:
-            fitting.pop()
-        # Where not even the smallest ends in time, somebody is late anyway, and a full step serves the others best.
-        return group[: fitting[-1]] if fitting else group
+        others += [s.slack_ns for s in work.fills]
+        limit_ns = min([group[0].slack_ns + self._survey.codec_cost_ns, other_ns, *others]) * 3 // 4
+        fitting = 1
+        for rows in self._specs[Stage.CODEC].buckets:
+            if rows > len(group) or forecast.codec_ns(rows, frames) > limit_ns:
+                break
+            fitting = rows
+        return group[:fitting] if forecast.codec_ns(len(group), frames) > limit_ns else group
 
     def _decode(self, rows: list[Stream], frames: int, work: Work, why: Why) -> Choice:
         """A codec step for streams that have a chunk of so many frames, and for riders that have just as many in hand.
