@@ -18,9 +18,10 @@ from breeze_rtc.scheduling.machines import (
     warmed_up,
 )
 from breeze_rtc.scheduling.metrics import Ending
+from breeze_rtc.scheduling.policy import Policy
 from breeze_rtc.scheduling.scheduler import Scheduler
 from breeze_rtc.scheduling.simulator import LazyCapture, Outcome, SimulatedListener, Utterance, simulate
-from breeze_rtc.scheduling.step import Stage
+from breeze_rtc.scheduling.step import Stage, StageSpec
 from breeze_rtc.scheduling.stream import Feed, Priority
 from breeze_rtc.scheduling.trace import TraceWriter, replay
 
@@ -268,3 +269,52 @@ def test_a_simulated_run_leaves_a_trace_that_replays() -> None:
     assert {outcome.ending for outcome in outcomes} == {Ending.COMPLETE, Ending.INTERRUPTED, Ending.REFUSED}
     done = sum(line.startswith('["done"') for line in lines)
     assert len(replay(lines)) == done > 100
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_where_the_codec_is_slow_no_step_of_it_is_longer_than_the_others_can_wait(seed: int) -> None:
+    """On a CPU a codec step of sixteen long chunks takes twice what a new stream's first chunk lasts.
+
+    Seen in a recorded run: when the older streams decoded together, a stream that had just begun ran dry.
+    """
+
+    def cost(base_ms: float, row_ms: float = 0.0, unit_ms: float = 0.0) -> LinearCost:
+        return LinearCost(round(base_ms * MS), round(row_ms * MS), round(unit_ms * MS))
+
+    costs = {
+        Stage.TEXT: cost(3.0, unit_ms=0.02),
+        Stage.PREFILL: cost(1.8, 0.15),
+        Stage.BACKBONE: cost(2.2, 0.16),
+        Stage.DEPTH: cost(1.7, 0.065),
+        Stage.CODEC: cost(1.8, unit_ms=0.6),
+    }
+    buckets = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+    specs = {
+        Stage.TEXT: StageSpec(8, (1, 2, 3, 4, 6, 8), max_tokens=1024),
+        Stage.PREFILL: StageSpec(32, buckets, max_tokens=32),
+        Stage.BACKBONE: StageSpec(32, buckets),
+        Stage.DEPTH: StageSpec(32, buckets),
+        Stage.CODEC: StageSpec(16, buckets[:8]),
+    }
+    source = random.Random(seed)
+    utterances = [
+        Utterance(
+            frames=source.randint(25, 130),
+            pieces=((0, source.randint(20, 70)),),
+            feed=Feed.PER_FRAME,
+            arrival_ns=index * 115 * MS,
+        )
+        for index in range(300)
+    ]
+    scheduler = Scheduler(
+        specs=specs,
+        sample_rate=RATE,
+        frame_samples=960,
+        slots=96,
+        kv_pages=960,
+        page_tokens=16,
+        costs=warmed_up(costs, specs, LADDER),
+        policy=Policy(admits_by_load=False),
+    )
+    run = simulate(scheduler, utterances, costs=costs, sample_rate=RATE, frame_samples=960, uniform=source.random)
+    assert sum(one.missed_deadlines for one in run.outcomes) == 0
