@@ -39,6 +39,9 @@ every 20 ms and acts a little later, and what is spoken in between would be lost
 MEMORY_TICKS = 2 * rtp.RTP_RATE
 """How long after it was heard the place of a packet is remembered: a page's word about a flush arrives later."""
 
+MAX_REPEATED_PACKETS = 500
+"""How much of a stream can be sent again: what lies between the ear and the last slot, ten seconds at the most."""
+
 REMEMBERED_STREAMS = 256
 """How many finished streams are known by name, so that what still comes for them is dropped."""
 
@@ -103,8 +106,13 @@ class _Stream:
     packets: deque[SpeechPacket] = field(default_factory=deque)
     # Where its packets went, oldest first; lines heard long ago are dropped.
     runs: list[_Run] = field(default_factory=list)
+    # The last packets sent, with the ticks they left at: those whose lines are kept, and no more than a listener on a
+    # new connection may have to hear again.
+    sent: deque[tuple[int, SpeechPacket]] = field(default_factory=lambda: deque(maxlen=MAX_REPEATED_PACKETS))
     # Media position up to which all dropped lines were heard.
     forgotten_samples: int = 0
+    # Media position heard on connections that are gone.
+    heard_samples: int = 0
     # Slot at which its first packet left.
     first_slot: int | None = None
     is_ended: bool = False
@@ -204,6 +212,7 @@ class Playout:
             len(entry.packets) * self._packet_samples + entry.sent_samples - self.heard_samples(stream, self._ear())
         )
         entry.packets.clear()
+        entry.sent.clear()
         entry.is_ended = entry.is_cleared = True
         return unheard
 
@@ -268,6 +277,27 @@ class Playout:
         # One slot on: the decoder still gives out its look-ahead, 6.5 ms, after the last packet of speech.
         return (upcoming + 1) * SLOT_TICKS
 
+    def rewind(self, ticks: int) -> None:
+        """The connection is gone, and `ticks` is as far as the ear came: queue again what was sent after that.
+
+        Speech goes on with the packet that holds `ticks`, so up to 20 ms are heard twice, once the next listener plays
+        (`open`).  The slot clock runs on meanwhile, and its slots are nobody's gap.
+        """
+        self.is_open = self.is_held = False
+        for stream, entry in self._streams.items():
+            entry.heard_samples = self.heard_samples(stream, ticks)
+            while entry.sent and entry.sent[-1][0] + SLOT_TICKS > ticks:
+                entry.packets.appendleft(entry.sent.pop()[1])
+            while entry.runs and entry.runs[-1].first_ticks + SLOT_TICKS > ticks:
+                entry.runs.pop()
+            if entry.runs:
+                last = entry.runs[-1]
+                whole_packets = max(0, ticks - last.first_ticks) // SLOT_TICKS
+                last.samples = min(last.samples, whole_packets * self._packet_samples)
+            elif not entry.heard_samples:
+                entry.first_slot = None
+            entry.dry_slot, entry.dry_slots = None, 0
+
     # --- what the clock and the queue say
 
     @property
@@ -321,8 +351,9 @@ class Playout:
             return self._past.get(stream, 0)
         for run in reversed(entry.runs):
             if ticks >= run.first_ticks:
-                return run.start_samples + min(run.samples, rtp.samples_of(ticks - run.first_ticks, self._sample_rate))
-        return entry.forgotten_samples
+                samples = min(run.samples, rtp.samples_of(ticks - run.first_ticks, self._sample_rate))
+                return max(run.start_samples + samples, entry.heard_samples)
+        return max(entry.forgotten_samples, entry.heard_samples)
 
     def place(self, ticks: int) -> Place | None:
         """What is spoken at `ticks`; None for silence, and for what is not sent yet or heard long ago."""
@@ -366,6 +397,8 @@ class Playout:
         """The ear is at `ticks`: drop what it heard some time ago."""
         past_ticks = ticks - MEMORY_TICKS
         for stream, entry in list(self._streams.items()):
+            while entry.sent and entry.sent[0][0] + SLOT_TICKS <= past_ticks:
+                entry.sent.popleft()
             while entry.runs and self._end_ticks(entry.runs[0]) <= past_ticks:
                 # The line that is still being written stays; a new packet belongs to it.
                 if len(entry.runs) == 1 and not entry.is_sent:
@@ -374,7 +407,7 @@ class Playout:
                 entry.forgotten_samples = run.start_samples + run.samples
             if entry.is_sent and not entry.runs:
                 del self._streams[stream]
-                self._leave(stream, entry.forgotten_samples)
+                self._leave(stream, max(entry.forgotten_samples, entry.heard_samples))
 
     # ---
 
@@ -410,6 +443,7 @@ class Playout:
             self.gaps += 1
             self.gap_slots += entry.dry_slots
             entry.dry_slot, entry.dry_slots = None, 0
+        entry.sent.append((ticks, packet))
         last = entry.runs[-1] if entry.runs else None
         if (
             last is not None

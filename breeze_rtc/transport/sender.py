@@ -62,9 +62,14 @@ class SlotSender:
         clock: Clock,
         on_slot: Callable[[Slot, int], None],
         on_end: Callable[[], None],
+        origin_rtp: int | None = None,
     ) -> None:
-        """`on_slot(slot, now)` is called for each slot after it has left, `on_end()` once when no more will."""
-        self.origin_rtp = secrets.randbits(32)
+        """`on_slot(slot, now)` is called for each slot after it has left, `on_end()` once when no more will.
+
+        origin_rtp: that of the sender before, for a call that goes on over a new connection: with the playout's clock,
+            which has started then, timestamps and slots go on as if nothing had been.
+        """
+        self.origin_rtp = secrets.randbits(32) if origin_rtp is None else origin_rtp
         """Timestamp of tick 0."""
         self._sender = cast(Any, sender)
         self._playout = playout

@@ -317,6 +317,63 @@ def test_the_map_forgets_what_was_heard_and_keeps_the_sum() -> None:
     assert playout.gaps == 199
 
 
+def test_after_a_reconnection_speech_goes_on_where_the_ear_was() -> None:
+    """Ten packets left and seven and a half were heard: the eighth leaves again, and no sample is missing or counted
+    twice; the time without a connection is no gap."""
+    playout = started()
+    playout.write(1, packets(12))
+    run(playout, 10)
+    ear = 7 * SLOT_TICKS + 480
+    playout.rewind(ear)
+    assert playout.heard_samples(1, ear) == 7 * 480 + 240
+    assert playout.dry_at(1, T0 + 500 * SLOT_NS) == T0 + 505 * SLOT_NS
+    # The next listener's first packets are silence until it plays; the slot clock has run on.
+    silence = playout.next_slot(T0 + 500 * SLOT_NS)
+    playout.open()
+    slots = run(playout, 3)
+    playout.end(1)
+    slots += run(playout, 3)
+    assert (silence.index, silence.stream) == (500, None)
+    assert [slot.payload for slot in slots] == [b"p7", b"p8", b"p9", b"p10", b"p11", SILENCE_PACKET]
+    assert [slot.index for slot in slots] == list(range(501, 507))
+    assert playout.gaps == 0
+    # What was heard before counts until the ear is past it again.
+    assert playout.heard_samples(1, 501 * SLOT_TICKS + 100) == 7 * 480 + 240
+    assert playout.heard_samples(1, 501 * SLOT_TICKS + 580) == 7 * 480 + 290
+    assert playout.place(501 * SLOT_TICKS) == Place(1, 7 * 480)
+    assert not playout.is_heard(1, 505 * SLOT_TICKS + 958)
+    assert playout.is_heard(1, 506 * SLOT_TICKS)
+
+
+def test_a_stream_that_was_sent_in_full_and_not_heard_leaves_again() -> None:
+    """In its place before the next one; of a cleared stream nothing does."""
+    playout = started()
+    for stream, name in ((1, b"a"), (2, b"b"), (3, b"c")):
+        playout.write(stream, packets(2, name=name))
+        playout.end(stream)
+    run(playout, 5)
+    playout.clear(1)
+    playout.rewind(0)
+    assert [playout.heard_samples(stream, 10 * SLOT_TICKS) for stream in (1, 2, 3)] == [0, 0, 0]
+    assert playout.first_ticks(2) is None
+    assert playout.clear(2) == 2 * 480
+    playout.open()
+    assert [slot.payload for slot in run(playout, 3)] == [b"c0", b"c1", SILENCE_PACKET]
+
+
+def test_what_was_heard_long_ago_cannot_be_sent_again() -> None:
+    """The packets kept for it are few, however long the stream is."""
+    playout = started()
+    for k in range(1_000):
+        playout.write(1, packets(1, first=k))
+        run(playout, 1)
+        playout.forget(playout.sent_ticks - 5 * SLOT_TICKS)
+        assert len(playout._streams[1].sent) <= 106
+    playout.rewind(playout.sent_ticks - 5 * SLOT_TICKS)
+    assert playout.queued_packets == 5
+    assert playout.heard_samples(1, playout.sent_ticks) == 995 * 480
+
+
 def test_finished_streams_are_remembered_in_bounded_number() -> None:
     """A thousand short streams leave a few hundred names."""
     playout = started()
@@ -336,6 +393,7 @@ steps = st.lists(
         st.tuples(st.just("clear"), st.integers(1, 4), st.just(0)),
         st.tuples(st.just("flush"), st.just(0), st.just(0)),
         st.tuples(st.just("hold"), st.integers(0, 1), st.just(0)),
+        st.tuples(st.just("reconnect"), st.integers(0, 12), st.integers(0, 959)),
         st.tuples(st.just("stall"), st.integers(0, 9), st.integers(0, SLOT_NS - 1)),
         st.tuples(st.just("forget"), st.integers(0, 400_000), st.just(0)),
     ),
@@ -346,36 +404,54 @@ steps = st.lists(
 @settings(deadline=None)
 @given(steps)
 def test_laws(script: list[tuple[str, int, int]]) -> None:
-    """Whatever is done: ticks follow time, nothing is early, packets stay in order, cleared streams are silent, every
-    sent sample has one place, and the ear's position in a stream never falls."""
+    """Whatever is done: ticks follow time, nothing is early, packets stay in order and none is missing, cleared streams
+    are silent, every sent sample has one place, and the ear's position in a stream never falls."""
     playout = Playout(max_packets=40)
     playout.start(T0)
     playout.open()
     written: dict[int, int] = {}
-    sent: dict[int, list[int]] = {}
+    queued: dict[int, list[int]] = {}
+    sent: dict[int, list[tuple[int, int]]] = {}
+    over: set[int] = set()
     cleared: set[int] = set()
     indices: list[int] = []
-    forgotten = -1
+    ear = -1
     now = T0
     for verb, a, b in script:
         if verb == "write":
             k = written.get(a, 0)
             written[a] = k + b
+            room = max(0, 40 - playout.queued_packets)
+            if a not in over:
+                queued.setdefault(a, []).extend(range(k, k + b)[:room])
             playout.write(a, tuple(SpeechPacket(480 * i, f"{a}:{i}".encode()) for i in range(k, k + b)))
         elif verb == "end":
             playout.end(a)
+            over.add(a)
         elif verb == "clear":
             assert 0 <= playout.clear(a) <= 480 * written.get(a, 0)
             cleared.add(a)
+            over.add(a)
         elif verb == "flush":
             cleared.update(playout.streams)
+            over.update(playout.streams)
             resume = playout.flush(now)
             assert resume >= playout.sent_ticks
         elif verb == "hold":
             playout.is_held = bool(a)
         elif verb == "forget":
-            forgotten = max(forgotten, min(a, playout.sent_ticks))
-            playout.forget(forgotten)
+            ear = max(ear, min(a, playout.sent_ticks))
+            playout.forget(ear)
+        elif verb == "reconnect":
+            ear = max(ear, min(playout.sent_ticks, playout.sent_ticks - a * 960 + b))
+            before = [playout.heard_samples(stream, ear) for stream in written]
+            playout.rewind(ear)
+            playout.open()
+            assert [playout.heard_samples(stream, ear) for stream in written] == before
+            for stream in set(sent) - cleared:
+                again = [number for ticks, number in sent[stream] if ticks + 960 > ear]
+                queued[stream] = again + queued[stream]
+                del sent[stream][len(sent[stream]) - len(again) :]
         now = max(now, playout.next_at())
         if verb == "stall":
             now += a * SLOT_NS + b
@@ -384,14 +460,14 @@ def test_laws(script: list[tuple[str, int, int]]) -> None:
         assert slot.ticks == slot.index * 960
         grace_ns = GRACE_NS if slot.stream is not None else 0
         assert T0 + slot.index * SLOT_NS <= now < T0 + (slot.index + 1) * SLOT_NS + grace_ns
-        assert playout.queued_packets <= 40
+        assert playout.queued_packets <= 40 + 13
         if slot.stream is None:
             assert slot.payload == SILENCE_PACKET
             continue
         assert slot.stream not in cleared
         number = int(slot.payload.split(b":")[1])
-        assert number > max(sent.get(slot.stream, [-1]))
-        sent.setdefault(slot.stream, []).append(number)
+        assert number == queued[slot.stream].pop(0)
+        sent.setdefault(slot.stream, []).append((slot.ticks, number))
         for inside in (0, 2, 958):
             place = playout.place(slot.ticks + inside)
             assert place == Place(slot.stream, number * 480 + inside // 2)

@@ -9,12 +9,17 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiortc import RTCSessionDescription
+from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.rtp import RtcpSrPacket, RtpPacket
 from python_listener import PythonListener, clock
 
 from breeze_rtc.clock import MS, SECOND, wall_offset_ns
 from breeze_rtc.media import rtp
+from breeze_rtc.media.opus import SILENCE_PACKET
+from breeze_rtc.playback import SpeechPacket
+from breeze_rtc.transport.pacer import Pacer
+from breeze_rtc.transport.playout import SLOT_TICKS, Playout
+from breeze_rtc.transport.sender import SlotSender
 from breeze_rtc.transport.webrtc import WebRtcCall
 
 NTP_EPOCH_S = 2_208_988_800
@@ -135,10 +140,65 @@ async def test_timestamps_go_on_through_a_renegotiation() -> None:
         )
 
 
+async def test_a_new_connection_goes_on_with_clock_timestamps_and_unheard_speech() -> None:
+    """The first listener is gone after five packets of speech, of which it heard three; the second hears the rest, at
+    the timestamps of one and the same slot clock."""
+    playout, pacer = Playout(), Pacer()
+    playout.write(1, tuple(SpeechPacket(480 * k, SILENCE_PACKET + bytes([k])) for k in range(12)))
+    playout.end(1)
+    origin: int | None = None
+    heard: list[list[RtpPacket]] = []
+    for _ in range(2):
+        listener, server = PythonListener(), RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        sender = SlotSender(
+            server.addTransceiver("audio", direction="sendonly").sender,
+            playout,
+            pacer,
+            clock=clock,
+            on_slot=lambda slot, now: None,
+            on_end=lambda: None,
+            origin_rtp=origin,
+        )
+        packets: list[RtpPacket] = []
+        receiver: Any = listener._transceiver.receiver
+
+        async def received(packet: RtpPacket, arrival_time_ms: int, packets: list[RtpPacket] = packets) -> None:
+            packets.append(packet)
+
+        await server.setRemoteDescription(RTCSessionDescription((await listener.offer()).sdp, "offer"))
+        await server.setLocalDescription(await server.createAnswer())
+        await listener.accept(server.localDescription.sdp)
+        receiver._handle_rtp_packet = received
+        async with asyncio.timeout(60):
+            while len(packets) < 3:  # noqa: ASYNC110 - what it waits for is on the wire
+                await asyncio.sleep(0.001)
+            playout.open()
+            while playout.queued_packets > (7 if origin is None else 0):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        if origin is None:
+            first = playout.first_ticks(1)
+            assert first is not None
+            playout.rewind(first + 3 * SLOT_TICKS)
+        await asyncio.sleep(0.1)
+        await server.close()
+        await listener.close()
+        origin = sender.origin_rtp
+        heard.append(packets)
+    before, after = ([p for p in packets if len(p.payload) > 3] for packets in heard)
+    sent = [p.payload[3] for p in before]
+    assert sent == list(range(max(5, len(sent))))
+    assert [p.payload[3] for p in after] == list(range(3, 12))
+    assert before[0].ssrc != after[0].ssrc
+    slots = playout.clock
+    assert slots is not None
+    every = [rtp.distance(origin, p.timestamp) for packets in heard for p in packets]
+    assert all(b - a >= 960 and (b - a) % 960 == 0 for a, b in itertools.pairwise(every))
+    assert abs(every[-1] - slots.ticks_at(clock.now())) < 48_000
+    assert playout.gaps == 0
+
+
 async def test_calls_share_a_ticker_and_leave_it() -> None:
     """One timer for both; none when they are closed."""
-    from breeze_rtc.transport.pacer import Pacer
-
     pacer = Pacer()
     calls = [WebRtcCall(pacer=pacer) for _ in range(2)]
     listeners = [PythonListener() for _ in calls]
