@@ -143,7 +143,8 @@ export class Playback {
 
   #statsDueMs = 0;
   #isReadingStats = false;
-  #counters = { concealed: 0, inserted: 0, removed: 0, lost: 0 };
+  #counters = { concealed: 0, inserted: 0, removed: 0, lost: 0 }; // since the call began
+  #countersBefore = this.#counters; // what earlier receivers had counted
   #stretchedAtMs = -Infinity;
   #deviceDelay = new WindowedMean();
   #jitterDelay = new WindowedMean();
@@ -161,13 +162,12 @@ export class Playback {
    * @param {RTCRtpSender | null} parts.microphone read for its level only
    * @param {boolean} parts.isVisible
    * @param {(message: object) => void} parts.send
-   * @param {(change: object) => void} parts.onChange gets { isFirst } once, and { agentLevel, microphoneLevel } now and then
+   * @param {(change: object) => void} parts.onChange gets { isFirst } when the first packet of a receiver is played, and
+   *   { agentLevel, microphoneLevel } now and then
    * @param {AbortSignal} parts.signal ends everything started here
    */
   constructor({ audio, receiver, microphone, isVisible, send, onChange, signal }) {
     this.#audio = audio;
-    this.#receiver = receiver;
-    this.#microphone = microphone;
     this.#isVisible = isVisible;
     this.#send = send;
     this.#onChange = onChange;
@@ -191,6 +191,25 @@ export class Playback {
       this.#context?.close();
       this.#audio.muted = false;
     });
+    this.attach(receiver, microphone);
+  }
+
+  /**
+   * The call goes on over another peer connection: from now on the sound comes from `receiver`.  Call it before the new
+   * offer leaves, so that a position which is reported later is one of the new connection.  Streams, mute, the clocks'
+   * offset and all counters go on; there is no position until the first packet is played.
+   * @param {RTCRtpReceiver} receiver
+   * @param {RTCRtpSender | null} microphone
+   */
+  attach(receiver, microphone) {
+    this.#receiver = receiver;
+    this.#microphone = microphone;
+    this.#source = null;
+    this.#isStalled = false;
+    this.#jitterDelay = new WindowedMean();
+    this.#jitterTarget = new WindowedMean();
+    this.#countersBefore = this.#counters;
+    this.#statsDueMs = 0;
     this.#setPace();
   }
 
@@ -317,9 +336,10 @@ export class Playback {
     this.#statsDueMs = nowMs + (this.#isSpeaking ? STATS_MS : IDLE_STATS_MS);
     if (this.#isReadingStats) return;
     this.#isReadingStats = true;
+    const receiver = this.#receiver;
     try {
-      const [received, sent] = await Promise.all([this.#receiver.getStats(), this.#microphone?.getStats()]);
-      if (this.#signal.aborted) return;
+      const [received, sent] = await Promise.all([receiver.getStats(), this.#microphone?.getStats()]);
+      if (this.#signal.aborted || receiver !== this.#receiver) return;
       let agentLevel = 0;
       let microphoneLevel = 0;
       let countsDevice = false;
@@ -348,11 +368,12 @@ export class Playback {
   #readInbound(entry, nowMs) {
     this.#jitterDelay.add(nowMs, entry.jitterBufferDelay, entry.jitterBufferEmittedCount);
     this.#jitterTarget.add(nowMs, entry.jitterBufferTargetDelay ?? 0, entry.jitterBufferEmittedCount);
+    const before = this.#countersBefore;
     const counters = {
-      concealed: entry.concealedSamples ?? 0,
-      inserted: entry.insertedSamplesForDeceleration ?? 0,
-      removed: entry.removedSamplesForAcceleration ?? 0,
-      lost: Math.max(entry.packetsLost ?? 0, 0), // duplicates can make it negative (RFC 3550, section 6.4.1)
+      concealed: before.concealed + (entry.concealedSamples ?? 0),
+      inserted: before.inserted + (entry.insertedSamplesForDeceleration ?? 0),
+      removed: before.removed + (entry.removedSamplesForAcceleration ?? 0),
+      lost: before.lost + Math.max(entry.packetsLost ?? 0, 0), // duplicates can make it negative (RFC 3550, section 6.4.1)
     };
     const hasMoved = ["concealed", "inserted", "removed"].some((name) => counters[name] !== this.#counters[name]);
     this.#counters = counters;

@@ -36,6 +36,59 @@ def page(quiet_browser: Browser, address: str) -> Iterator[Page]:
     page.close()
 
 
+# A Playback in the page, and peers in the same page that send it a tone.
+PLAY = """
+  const { Playback } = await import("/playback.js");
+  window.told = { reports: [], firsts: 0 };
+  window.ending = new AbortController();
+  window.player = document.getElementById("audio");
+  const tone = new AudioContext();
+  const oscillator = tone.createOscillator();
+  const out = tone.createMediaStreamDestination();
+  oscillator.connect(out);
+  oscillator.start();
+  window.connect = async () => {
+    const [from, to] = [new RTCPeerConnection(), new RTCPeerConnection()];
+    from.onicecandidate = ({ candidate }) => to.addIceCandidate(candidate);
+    to.onicecandidate = ({ candidate }) => from.addIceCandidate(candidate);
+    from.addTrack(out.stream.getAudioTracks()[0]);
+    await from.setLocalDescription();
+    await to.setRemoteDescription(from.localDescription);
+    await to.setLocalDescription();
+    await from.setRemoteDescription(to.localDescription);
+    const [receiver] = to.getReceivers();
+    player.srcObject = new MediaStream([receiver.track]);
+    await player.play();
+    const [sender] = from.getSenders();
+    return { receiver, sender, close() { from.close(); to.close(); } };
+  };
+  window.peers = await connect();
+  window.playback = new Playback({
+    audio: player,
+    receiver: peers.receiver,
+    microphone: null,
+    isVisible: true,
+    onChange: ({ isFirst }) => { if (isFirst) told.firsts += 1; },
+    signal: ending.signal,
+    send(message) {
+      if (message.type === "report") told.reports.push(message);
+      if (message.type === "ping") playback.pong({ t_ms: message.t_ms, server_ms: message.t_ms + 5000 });
+    },
+  });
+"""
+
+
+@pytest.fixture
+def playing(quiet_browser: Browser, address: str) -> Iterator[Page]:
+    """A page whose `playback` plays a tone and reports to `told`."""
+    page = quiet_browser.new_page()
+    page.goto(address)
+    page.evaluate(f"async () => {{ {PLAY} }}")
+    page.wait_for_function("told.reports.at(-1)?.device_delay_source === 'playout'")
+    yield page
+    page.close()
+
+
 def in_page(page: Page, script: str) -> Any:
     return page.evaluate(f"async () => {{ const m = await import('/playback.js'); {script} }}")
 
@@ -149,3 +202,28 @@ def test_a_server_that_is_away_is_named(page: Page) -> None:
     assert "breeze-rtc demo" in notice.inner_text()
     assert page.locator('#steps li[data-state="failed"]').inner_text() == "Server"
     assert page.locator("#restart").is_visible()
+
+
+def test_a_call_goes_on_over_another_connection(playing: Page) -> None:
+    """Numbers of reports and counters go on; a position comes only from the connection that plays."""
+    playing.evaluate("playback.speechBegins(1); peers.sender.replaceTrack(null)")
+    playing.wait_for_function("told.reports.at(-1).concealed > 0")
+    playing.evaluate(
+        """async () => {
+          peers.close();
+          window.peers = await connect();
+          told.before = told.reports.length;
+          playback.attach(peers.receiver, null);
+        }"""
+    )
+    playing.wait_for_function("told.firsts > 1")
+    playing.wait_for_function("told.reports.at(-1).rtp !== null")
+    before, *after = playing.evaluate("told.reports.slice(told.before - 1)")
+    played = playing.evaluate("peers.receiver.getSynchronizationSources()[0].rtpTimestamp")
+    assert [report["seq"] for report in after] == list(range(before["seq"] + 1, before["seq"] + 1 + len(after)))
+    positions = [report["rtp"] for report in after if report["rtp"] is not None]
+    assert positions
+    assert all(abs(rtp - played) < 48_000 for rtp in positions), "a position of the old connection"
+    for name in ("concealed", "inserted", "removed", "lost"):
+        counts = [before[name]] + [report[name] for report in after]
+        assert counts == sorted(counts)
