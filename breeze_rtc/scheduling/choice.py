@@ -164,8 +164,10 @@ class Chooser:
             # How late the later of the two would be, either way round.
             other_ns = min(text_ns, frame_ns)
             frames, group = next(iter(work.sizes.items()))
+            most = self._specs[Stage.CODEC].max_rows
             if self._policy.rescues:
-                group = self._in_time(group, frames, work, other_ns)
+                most = self._most_in_time(group, frames, work, other_ns)
+                group = group[:most]
             decode_ns = forecast.codec_ns(len(group), frames)
             spare_ns = codec[0].slack_ns + self._survey.codec_cost_ns - decode_ns
             codec_first_ns = max(0, -spare_ns, decode_ns - other_ns)
@@ -173,7 +175,7 @@ class Chooser:
             if other_ns == NEVER or codec_first_ns <= codec_last_ns:
                 if text_ns == NEVER and self._waits_for_rows(group, work):
                     return Choice(Stage.BACKBONE, _by_need(work), Why.JOINS_CODEC)
-                return self._decode(group, frames, work, _why_decode(codec[0], work))
+                return self._decode(group, frames, work, _why_decode(codec[0], work), most)
         if text and (text_ns <= frame_ns or forecast.text_ns(text) <= frame_ns):
             return Choice(Stage.TEXT, text, Why.TEXT)
         if work.begins or work.fills:
@@ -257,47 +259,52 @@ class Chooser:
                 return backbone
         return chosen
 
-    def _in_time(self, group: list[Stream], frames: int, work: Work, other_ns: int) -> list[Stream]:
-        """Of streams with chunks of one size, least slack first, as many as one codec step may carry: usually all.
+    def _most_in_time(self, group: list[Stream], frames: int, work: Work, other_ns: int) -> int:
+        """How many chunks of so many frames one codec step may carry, riders included: usually as many as it holds.
 
-        A step cannot be interrupted, and one of many large chunks may take longer than the first of them can wait, or
-        than all others can (`other_ns`: those who have no frame in hand).  Then it carries the first ones, as many as
-        need three quarters of that time, since what a step misses its prediction by grows with its length; what is left
-        is asked again after it.  Where the codec is fast, a step of its own for the rest costs more than that wait.
+        A step cannot be interrupted, and one of many large chunks may take longer than the first of the group, which
+        has least slack, can wait, or than all others can (`other_ns`: those who have no frame in hand).  Then it
+        carries as many as need three quarters of that time, since what a step misses its prediction by grows with its
+        length; what is left is asked again after it.  Where the codec is fast, a step of its own for the rest costs
+        more than that wait.
         """
-        forecast = self._forecast
-        if forecast.codec_ns(len(group), frames) <= self._frame_ns // 2:
-            return group
+        forecast, spec = self._forecast, self._specs[Stage.CODEC]
+        limit_ns = self._frame_ns // 2
+        if forecast.codec_ns(spec.max_rows, frames) <= limit_ns:
+            return spec.max_rows
         others = [streams[0].slack_ns for size, streams in work.sizes.items() if size != frames]
         others += [s.slack_ns for s in work.fills]
-        limit_ns = min([group[0].slack_ns + self._survey.codec_cost_ns, other_ns, *others]) * 3 // 4
-        fitting = 1
-        for rows in self._specs[Stage.CODEC].buckets:
-            if rows > len(group) or forecast.codec_ns(rows, frames) > limit_ns:
+        least_ns = min([group[0].slack_ns + self._survey.codec_cost_ns, other_ns, *others])
+        limit_ns = max(limit_ns, least_ns * 3 // 4)
+        most = 1
+        for rows in spec.buckets:
+            if forecast.codec_ns(rows, frames) > limit_ns:
                 break
-            fitting = rows
-        return group[:fitting] if forecast.codec_ns(len(group), frames) > limit_ns else group
+            most = rows
+        return min(most, spec.max_rows)
 
-    def _decode(self, rows: list[Stream], frames: int, work: Work, why: Why) -> Choice:
+    def _decode(self, rows: list[Stream], frames: int, work: Work, why: Why, most: int = NEVER) -> Choice:
         """A codec step for streams that have a chunk of so many frames, and for riders that have just as many in hand.
 
         Every row of a codec step has the same number of frames, because padding would enter the codec's state.  A
         rider's chunk is not full yet.  It comes along if one more frame step would make it due, since it saves a step
-        of its own then, or if the bucket has room for it anyway.
+        of its own then, or if the bucket has room for it anyway.  most: rows it may carry, if fewer than it holds.
         """
         spec, survey = self._specs[Stage.CODEC], self._survey
-        rows = rows[: spec.max_rows]
-        if self._policy.rescues and work.fills:
+        most = min(most, spec.max_rows)
+        rows = rows[:most]
+        if self._policy.rescues and work.fills and len(rows) < most:
             taken = {s.id for s in rows}
             ready = [
                 s
                 for s in work.fills
                 if s.made - s.delivered >= frames and s.id not in taken and survey.ready_chunk(s) == frames
             ]
-            soon_ns = 2 * (survey.frame_cost_ns + survey.codec_cost_ns + self._policy.guard_ns)
-            rows += [s for s in ready if s.slack_ns < soon_ns][: spec.max_rows - len(rows)]
-            room = min(bucket_of(spec, len(rows)), spec.max_rows) - len(rows)
-            rows += [s for s in ready if s.slack_ns >= soon_ns][:room]
+            if ready:
+                soon_ns = 2 * (survey.frame_cost_ns + survey.codec_cost_ns + self._policy.guard_ns)
+                rows += [s for s in ready if s.slack_ns < soon_ns][: most - len(rows)]
+                room = min(bucket_of(spec, len(rows)), most) - len(rows)
+                rows += [s for s in ready if s.slack_ns >= soon_ns][:room]
         return Choice(Stage.CODEC, rows, why, frames)
 
     def _of_one_size(self, due: list[Stream]) -> tuple[list[Stream], int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from .admission import bucket_of, stage_ns
+from .admission import stage_ns
 from .costs import CostTable
 from .step import Stage, StageSpec
 from .stream import Stream
@@ -24,13 +24,8 @@ class Forecast:
         self._specs = specs
         self._costs = costs
         self._is_on = is_on
-        # The bucket of so many rows, as long as they fit one step.
-        self._buckets = {
-            stage: (0, *(bucket_of(spec, rows) for rows in range(1, spec.max_rows + 1)))
-            for stage, spec in specs.items()
-        }
-        # (bucket, units) of each stage, and rows of a frame.
-        self._steps: dict[Stage, dict[tuple[int, int], int]] = {stage: {} for stage in Stage}
+        # (rows, units) of each stage, and rows of a frame.
+        self._stages: dict[Stage, dict[tuple[int, int], int]] = {stage: {} for stage in Stage}
         self._frames: dict[int, int] = {}
         # Goes up with everything that is forgotten.
         self.version = 0
@@ -38,25 +33,16 @@ class Forecast:
     def forget(self, stage: Stage) -> None:
         """The stage has run: its times may have changed."""
         self.version += 1
-        self._steps[stage].clear()
+        self._stages[stage].clear()
         if stage is Stage.BACKBONE or stage is Stage.DEPTH:
             self._frames.clear()
 
     def stage_ns(self, stage: Stage, rows: int, units: int = 1) -> int:
         """To take `rows` through a stage, in as many steps as it needs; units: tokens, or codec frames per row."""
-        buckets = self._buckets[stage]
-        if rows < len(buckets):
-            return self._step_ns(stage, buckets[rows], units)
-        full, rest = divmod(rows, len(buckets) - 1)
-        time_ns = full * self._step_ns(stage, buckets[-1], units)
-        return time_ns + self._step_ns(stage, buckets[rest], units) if rest else time_ns
-
-    def _step_ns(self, stage: Stage, bucket: int, units: int) -> int:
-        times = self._steps[stage]
-        time_ns = times.get((bucket, units))
+        time_ns = self._stages[stage].get((rows, units))
         if time_ns is None:
-            time_ns = self._costs.predict_ns(stage, bucket, units) if self._is_on and bucket else 0
-            times[bucket, units] = time_ns
+            time_ns = stage_ns(self._costs.predict_ns, self._specs, stage, rows, units) if self._is_on else 0
+            self._stages[stage][rows, units] = time_ns
         return time_ns
 
     def steady_ns(self, stage: Stage, rows: int, units: int = 1) -> int:

@@ -161,19 +161,18 @@ class Predictor:
         Returns by how much that moved the deadline: how wrong the prediction was.  Above 0 there was more time than
         believed.  None where nothing was predicted: before the first sound, and in a pause.
         """
-        at_ns = min(report.at_ns, now)
+        at_ns = report.at_ns if report.at_ns < now else now
         if self.has_report and at_ns < self._at_ns:
             return None
         expected_ns = self.fresh_ns
         since = []
-        for entry in reversed(self._deliveries):
-            if entry[0] <= at_ns:
-                break
-            since.append(entry)
-        since.reverse()
+        if self._deliveries and self._deliveries[-1][0] > at_ns:
+            since = [entry for entry in self._deliveries if entry[0] > at_ns]
         _, _, delivered, estimate_ns = since[0] if since else (0, 0, self.delivered, self._estimate_ns)
-        most = self._heard_at_most(at_ns, delivered, estimate_ns) + self._gained_by_drift(at_ns)
-        self._heard = max(self._heard, min(report.heard_samples, most, delivered))
+        heard = min(report.heard_samples, delivered)
+        if heard > self._heard:
+            most = self._heard_at_most(at_ns, delivered, estimate_ns) + self._gained_by_drift(at_ns)
+            self._heard = max(self._heard, min(heard, most))
         was_held = self.is_held
         self.has_report = True
         self._at_ns = at_ns

@@ -101,7 +101,8 @@ class Survey:
         self._batching_saves = False
         # How long before the deadline a chunk is sent that would be full too late.
         self._flush_ns = 0
-        # The most sound that is left when a stream with a listener must begin a chunk.
+        # How much sound is left when a stream with a listener must begin a chunk, by its frames, and the most.
+        self._keeps_ns: dict[int, int] = {}
         self._longest_keep_ns = NEVER
         self._costs_are_for = (0, -1)
 
@@ -331,17 +332,13 @@ class Survey:
         if any(s.out is None for s in self._filling.values()):
             return 0
         at_ns = min(map(self._due_at, self._awake.values()), default=NEVER)
-        alarms = self._alarms
-        while alarms:
-            alarm_ns, stream = alarms[0]
+        # An alarm may ring because a report grows old, and nothing be due then.
+        for alarm_ns, stream in sorted(self._alarms):
+            if alarm_ns >= at_ns:
+                break
             s = self._asleep_until(alarm_ns, stream)
-            if s is None:
-                heappop(alarms)
-            elif self._due_at(s) <= alarm_ns:
-                return min(at_ns, alarm_ns)
-            else:
-                # What comes next is a report growing old, and perhaps nothing will be due then.
-                return min(at_ns, *(max(s.rests_until, self._due_at(s)) for s in self._resting.values()))
+            if s is not None:
+                at_ns = min(at_ns, max(alarm_ns, self._due_at(s)))
         return at_ns
 
     def is_due(self, s: Stream, now: int) -> bool:
@@ -383,6 +380,7 @@ class Survey:
         self.frame_cost_ns = forecast.frame_ns(streams)
         self.codec_cost_ns = forecast.codec_ns(streams)
         self._chunk_costs_ns.clear()
+        self._keeps_ns.clear()
         self._flush_ns = -flush_at(0, self.frame_cost_ns, self.codec_cost_ns, self._policy.guard_ns)
         self._batching_saves = self._policy.waits_for_rows and forecast.frame_ns(2) < 2 * forecast.frame_ns(1)
         self._longest_keep_ns = NEVER
@@ -428,13 +426,15 @@ class Survey:
         may_at = deadline_ns + (pending + s.target) * self._frame_ns - lead_cap_ns
         if not self._batching_saves:
             return may_at, may_at
-        return max(may_at, deadline_ns - self._keep_ns(s.target)), may_at
+        must_at = deadline_ns - (self._keeps_ns.get(s.target) or self._keep_ns(s.target))
+        return (must_at, may_at) if must_at > may_at else (may_at, may_at)
 
     def _keep_ns(self, frames: int) -> int:
         """How much sound is left when a chunk of so many frames must be begun; call it where there is a lead cap."""
         assert self.lead_cap_ns is not None
         chunk_ns = frames * self.frame_cost_ns + self.codec_cost_ns
-        return max(self.lead_cap_ns // LEAST_LEAD_SHARE, LEAST_LEAD_CHUNKS * chunk_ns)
+        keep_ns = self._keeps_ns[frames] = max(self.lead_cap_ns // LEAST_LEAD_SHARE, LEAST_LEAD_CHUNKS * chunk_ns)
+        return keep_ns
 
 
 def can_start(s: Stream) -> bool:

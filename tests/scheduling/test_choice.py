@@ -4,10 +4,13 @@ import pytest
 from desk import BUCKETS, COSTS_MS, SPECS, Desk, stages, streams_of
 
 from breeze_rtc.clock import MS
+from breeze_rtc.scheduling.choice import Chooser
 from breeze_rtc.scheduling.costs import CostTable
+from breeze_rtc.scheduling.forecast import Forecast
 from breeze_rtc.scheduling.policy import Policy
 from breeze_rtc.scheduling.step import DeadlineMissed, Stage, StageSpec, Step, Why
-from breeze_rtc.scheduling.stream import Feed
+from breeze_rtc.scheduling.stream import Feed, Priority, Stream
+from breeze_rtc.scheduling.survey import Survey, Work
 
 PROMPT_SPECS = {**SPECS, Stage.PREFILL: StageSpec(max_rows=4, buckets=(1, 2, 4), max_tokens=256)}
 PROMPT_TABLE = CostTable(
@@ -176,3 +179,42 @@ def test_a_resting_stream_keeps_half_the_cap_or_four_times_what_its_chunk_takes(
     assert wake_at is not None
     left_ms = desk.lead_ms(1) - (wake_at - desk.now) // MS
     assert least_ms <= left_ms <= most_ms
+
+
+@pytest.mark.parametrize(("row_ms", "rows"), [(5, 4), (25, 2)])
+def test_riders_do_not_make_a_codec_step_longer_than_its_rows_can_wait(row_ms: int, rows: int) -> None:
+    """A full chunk with 100 ms until its deadline; three streams have as many frames in hand and would ride along."""
+    costs = CostTable({(Stage.CODEC, bucket, 2): bucket * row_ms * MS for bucket in BUCKETS})
+    forecast = Forecast(SPECS, costs)
+    survey = Survey(Policy(waits_for_rows=False), forecast, frame_ns=80 * MS)
+    survey.frame_cost_ns = 60 * MS  # So the riders' chunks would be due after one more frame.
+    chooser = Chooser(SPECS, Policy(waits_for_rows=False), forecast, survey, frame_ns=80 * MS)
+    work = Work()
+    full, *riders = (stream_in_hand(number, target=2 if number == 0 else 4) for number in range(4))
+    work.codec, work.sizes, work.fills = [full], {2: [full]}, riders
+    choice = chooser.choose(work, 0)
+    assert choice is not None
+    assert choice.stage is Stage.CODEC
+    assert len(choice.streams) == rows
+
+
+def stream_in_hand(number: int, *, target: int) -> Stream:
+    """One that has spoken, has two frames in hand and 100 ms to spare."""
+    s = Stream(
+        number,
+        feed=Feed.PER_FRAME,
+        priority=Priority.LIVE,
+        rows=1,
+        max_frames=100,
+        interactive=True,
+        sample_rate=24_000,
+        first_chunk=1,
+        pages_kept=1,
+        opened=number,
+        served=0,
+    )
+    s.started = s.made = 5
+    s.delivered = 3
+    s.target = target
+    s.slack_ns = 100 * MS
+    return s
