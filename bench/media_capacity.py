@@ -8,11 +8,14 @@ SmallWebRTC and FastRTC, each in a virtual environment of its own.
 Our sender gets packets that another process has encoded; aiortc, Pipecat and FastRTC encode in the process that sends.
 So the CPU of a session is given twice for ours: sending alone, and with the encoder's time added.
 
+`--duplex` gives each listener a microphone too, with a person reading aloud in it (wide-band Opus with redundancy, as
+browsers send it to us), and the process that is measured decodes it all to 16 kHz.
+
 Lateness is how long after its timestamp a packet came, counted from the session's earliest packet.  It contains the
 listeners' own delay, so on a machine that does other work it says little; CPU time says much everywhere.
 
-    python bench/media_capacity.py [--quick] [--sessions N ...] [--kinds KIND ...] [--peers [DIR]] [--burn] [--cycles N]
-                                   [--json FILE]
+    python bench/media_capacity.py [--quick] [--duplex] [--sessions N ...] [--kinds KIND ...] [--peers [DIR]] [--burn]
+                                   [--cycles N] [--json FILE]
 
 `--peers` needs `python -m venv .peers/pipecat && .peers/pipecat/bin/pip install "pipecat-ai[webrtc]" uvloop`, and the
 same for `fastrtc`.  `--burn` speaks to 20 listeners while a user's callback computes, in a thread or on the loop.
@@ -24,12 +27,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import importlib.util
 import json
 import os
 import platform
 import subprocess
 import sys
 import time
+import wave
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -46,29 +51,62 @@ from python_listener import PythonListener, clock
 
 from breeze_rtc.media import rtp
 from breeze_rtc.media.opus import SpeechEncoder
+from breeze_rtc.media.resample import Resampler
 from breeze_rtc.playback import SpeechPacket
 from breeze_rtc.transport.pacer import Pacer
+from breeze_rtc.transport.playout import Playout
+from breeze_rtc.transport.sender import SlotSender
 from breeze_rtc.transport.webrtc import WebRtcCall
 
 HERE = Path(__file__).parent
-OWN = ("ours", "packets", "frames")
+OWN = ("ours", "detecting", "packets", "frames")
 PEERS = ("pipecat", "fastrtc")
 NAMES = {
     "ours": "breeze_rtc",
+    "detecting": "the same, voice activity too",
     "packets": "aiortc, packets made ahead",
     "frames": "aiortc, encoding",
     "pipecat": "Pipecat SmallWebRTC",
     "fastrtc": "FastRTC",
 }
-SESSIONS = {"ours": [100, 200], "packets": [50, 100], "frames": [20], "pipecat": [20], "fastrtc": [20]}
+SESSIONS = {
+    "ours": [100, 200],
+    "detecting": [100],
+    "packets": [50, 100],
+    "frames": [20],
+    "pipecat": [20],
+    "fastrtc": [20],
+}
 WARM_UP_S = 2.0
 
 
-class LightListener:
-    """Connects as a page does, then writes down arrivals instead of playing."""
+def microphone() -> list[SpeechPacket]:
+    """A person who reads aloud, as a browser encodes it for us."""
+    spec = importlib.util.find_spec("moonshine_voice")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("--duplex needs a voice for the microphones: pip install 'breeze_rtc[listen]'")
+    with wave.open(str(Path(spec.submodule_search_locations[0]) / "assets" / "two_cities.wav")) as file:
+        assert file.getnchannels() == 1
+        pcm, rate = np.frombuffer(file.readframes(file.getnframes()), np.int16), file.getframerate()
+    sound = Resampler(rate, 16_000).push(pcm)
+    encoder = SpeechEncoder(16_000, bit_rate=32_000, complexity=9, expected_loss=5)
+    return list(encoder.encode((np.clip(sound, -1, 1) * 32_767).astype(np.int16)))
 
-    def __init__(self) -> None:
+
+class LightListener:
+    """Connects as a page does, then writes down arrivals instead of playing; given `packets`, it speaks, too."""
+
+    def __init__(self, packets: list[SpeechPacket] | None = None, pacer: Pacer | None = None) -> None:
         self._listener = PythonListener()
+        if packets is not None and pacer is not None:
+            transceiver = self._listener._transceiver
+            transceiver.direction = "sendrecv"
+            playout = Playout()
+            playout.write(1, tuple(packets))
+            playout.open()
+            self._speaker = SlotSender(
+                transceiver.sender, playout, pacer, clock=clock, on_slot=lambda slot, now: None, on_end=lambda: None
+            )
         self.arrived_ns = array("q")
         self.timestamps = array("Q")
         self.sizes = array("q")
@@ -123,6 +161,8 @@ class Outcome:
     """On the wire, without UDP and IP: who is silent shows here."""
     peak_rss_mb: float
     version: str
+    heard_share: float
+    """Of the microphones' sound, what was decoded and read; 0 where they are not heard."""
     burn: str = ""
 
 
@@ -144,13 +184,14 @@ class Sender:
 
 
 @asynccontextmanager
-async def sender(kind: str, seconds: float, peers: Path) -> AsyncIterator[Sender]:
+async def sender(kind: str, seconds: float, peers: Path, *, hears: bool) -> AsyncIterator[Sender]:
     python = sys.executable if kind in OWN else str(peers / kind / "bin" / "python")
     process = await asyncio.create_subprocess_exec(
         python,
         str(HERE / "media_senders.py"),
         kind,
         str(seconds),
+        *(("hears",) if hears else ()),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -163,10 +204,16 @@ async def sender(kind: str, seconds: float, peers: Path) -> AsyncIterator[Sender
         await process.wait()
 
 
-async def measure(kind: str, sessions: int, seconds: float, peers: Path, burn: str = "") -> Outcome:
-    listeners = [LightListener() for _ in range(sessions)]
+async def measure(
+    kind: str, sessions: int, seconds: float, peers: Path, *, burn: str = "", spoken: list[SpeechPacket] | None = None
+) -> Outcome:
+    pacer = Pacer()
     # Enough to say for everybody until the end, however long connecting takes.
-    async with sender(kind, seconds + WARM_UP_S + 0.1 * sessions + 5, peers) as process:
+    span_s = seconds + WARM_UP_S + 0.1 * sessions + 5
+    if spoken is not None:
+        spoken = (spoken * round(1 + span_s * 50 / len(spoken)))[: round(span_s * 50)]
+    listeners = [LightListener(spoken, pacer) for _ in range(sessions)]
+    async with sender(kind, span_s, peers, hears=spoken is not None) as process:
         for listener in listeners:
             await listener.accept((await process.ask(offer=await listener.offer()))["answer"])
         async with asyncio.timeout(30):
@@ -193,6 +240,7 @@ async def measure(kind: str, sessions: int, seconds: float, peers: Path, burn: s
         float(np.mean(recent)) * 8 / 20,
         after["peak_rss_kb"] / 1024,
         after["version"],
+        (after["heard_s"] - before["heard_s"]) / span_s / sessions,
         burn,
     )
 
@@ -257,32 +305,39 @@ async def main() -> None:
     parser.add_argument(
         "--peers", type=Path, nargs="?", const=HERE.parent / ".peers", help="folder of their environments"
     )
+    parser.add_argument("--duplex", action="store_true", help="the listeners have microphones")
     parser.add_argument("--burn", action="store_true")
     parser.add_argument("--cycles", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1, help="nothing here is random; taken for the convention's sake")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     seconds = 6.0 if args.quick else 20.0
-    kinds = [*args.kinds, *(kind for kind in PEERS if args.peers and (args.peers / kind).exists())]
+    kinds = [
+        *(kind for kind in args.kinds if args.duplex or kind != "detecting"),
+        *(kind for kind in PEERS if args.peers and (args.peers / kind).exists()),
+    ]
     not_run = [kind for kind in PEERS if kind not in kinds]
     encode = encode_ms_per_s()
+    spoken = microphone() if args.duplex else None
     outcomes = []
     print(
-        f"{'':28} {'sessions':>8} {'CPU each':>9} {'+ encoding':>10}   late p50 / p95 / p99 ms   packets/s   peak RSS"
+        f"{'':28} {'sessions':>8} {'CPU each':>9} {'+ encoding':>10}"
+        "   late p50 / p95 / p99 ms  packets/s  kb/s  peak RSS" + ("  heard" if args.duplex else "")
     )
     for kind in kinds:
         for sessions in args.sessions or SESSIONS[kind][: 1 if args.quick else None]:
-            outcome = await measure(kind, sessions, seconds, args.peers or HERE)
+            outcome = await measure(kind, sessions, seconds, args.peers or HERE, spoken=spoken)
             outcomes.append(outcome)
-            whole = outcome.cpu_ms_per_session_s + (encode if kind in {"ours", "packets"} else 0)
+            whole = outcome.cpu_ms_per_session_s + (encode if kind in {"ours", "detecting", "packets"} else 0)
             print(
                 f"{NAMES[kind]:28} {sessions:8} {outcome.cpu_ms_per_session_s / 10:7.2f} % {whole / 10:8.2f} % "
                 f"  {outcome.late_p50_ms:6.1f} {outcome.late_p95_ms:6.1f} {outcome.late_p99_ms:6.1f}"
-                f"          {outcome.packets_per_session_s:7.1f} {outcome.kbps:6.1f} {outcome.peak_rss_mb:7.0f} MB",
+                f"          {outcome.packets_per_session_s:7.1f} {outcome.kbps:6.1f} {outcome.peak_rss_mb:7.0f} MB"
+                + (f" {outcome.heard_share:6.3f}" if args.duplex else ""),
                 flush=True,
             )
     for burn in BURNS if args.burn else ():
-        outcomes.append(outcome := await measure("ours", 20, seconds, HERE, burn))
+        outcomes.append(outcome := await measure("ours", 20, seconds, HERE, burn=burn))
         print(
             f"{'with a busy ' + burn:28} {20:8} {'':9}   {'':10} {outcome.late_p50_ms:7.1f} {outcome.late_p95_ms:6.1f}"
             f" {outcome.late_p99_ms:6.1f}          {outcome.packets_per_session_s:7.1f}",
@@ -301,7 +356,12 @@ async def main() -> None:
                     "python": platform.python_version(),
                     "versions": {name: version(name) for name in ("aiortc", "aioice", "av", "uvloop", "breeze_rtc")},
                     "commit": git_commit(),
-                    "arguments": {"quick": args.quick, "peers": args.peers is not None, "cycles": args.cycles},
+                    "arguments": {
+                        "quick": args.quick,
+                        "duplex": args.duplex,
+                        "peers": args.peers is not None,
+                        "cycles": args.cycles,
+                    },
                     "encode_ms_per_s": encode,
                     "outcomes": [asdict(outcome) for outcome in outcomes],
                     "after_cycles": left,

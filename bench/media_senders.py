@@ -1,6 +1,8 @@
 """One process that speaks to many listeners, one way or another: the measured side of `media_capacity.py`.
 
-    python bench/media_senders.py KIND SECONDS
+    python bench/media_senders.py KIND SECONDS [hears]
+
+`hears`: it also receives and decodes each listener's microphone, 16 kHz for whoever would listen to it.
 
 Lines of JSON: `{"offer": SDP}` is answered by `{"answer": SDP}`, `{"usage": true}` by CPU seconds and memory so far,
 and `{"burn": NAME}` starts what a user's code may do to the process (`BURNS`).
@@ -26,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RATE = 24_000
-PACKAGES = {"ours": "breeze_rtc", "pipecat": "pipecat-ai", "fastrtc": "fastrtc"}
+PACKAGES = {"ours": "breeze_rtc", "detecting": "breeze_rtc", "pipecat": "pipecat-ai", "fastrtc": "fastrtc"}
 
 Answer = Callable[[str], Awaitable[str]]
 
@@ -40,25 +42,44 @@ def voice(seconds: float) -> NDArray[np.int16]:
     return ((hum + breath) * (1.1 + np.sin(2 * np.pi * 3 * t)) * 3_000).astype(np.int16)
 
 
-async def ours(seconds: float) -> Answer:
+# Samples read of all microphones, at 16 kHz.
+HEARD = {"samples": 0}
+
+
+async def ours(seconds: float, *, hears: bool, detects: bool = False) -> Answer:
     """breeze_rtc: packets made ahead, one ticker, our own way onto the wire."""
+    from breeze_rtc.agent.vad import VoiceActivity
     from breeze_rtc.media.opus import SpeechEncoder
     from breeze_rtc.transport.pacer import Pacer
     from breeze_rtc.transport.signaling import Offer
     from breeze_rtc.transport.webrtc import WebRtcCall
 
-    packets, pacer, calls = SpeechEncoder(RATE).encode(voice(seconds)), Pacer(), []
+    packets, pacer, kept = SpeechEncoder(RATE).encode(voice(seconds)), Pacer(), []
+
+    activity = VoiceActivity() if detects else None
+
+    async def read(call: WebRtcCall) -> None:
+        track = activity.open() if activity is not None else None
+        async for block in call.uplink():
+            HEARD["samples"] += block.samples.size
+            if track is not None:
+                await track.feed(block.samples)
 
     async def answer(sdp: str) -> str:
         call = WebRtcCall(pacer=pacer, first_report_timeout_s=0.1)
-        calls.append(call)
+        kept.append((call, asyncio.create_task(read(call)) if hears else None))
         call.sink.write(1, packets)
-        return await call.answer(Offer(sdp, False))
+        return await call.answer(Offer(sdp, hears))
 
     return answer
 
 
-async def packets(seconds: float) -> Answer:
+async def detecting(seconds: float, *, hears: bool) -> Answer:
+    """The same with the voice activity model on each microphone, as the server has it."""
+    return await ours(seconds, hears=hears, detects=True)
+
+
+async def packets(seconds: float, *, hears: bool) -> Answer:
     """aiortc as it is, given packets made ahead, each track with a timer of its own."""
     import av
     from aiortc import MediaStreamTrack
@@ -88,10 +109,10 @@ async def packets(seconds: float) -> Answer:
             packet.pts, packet.time_base = slot.ticks, Fraction(1, 48_000)
             return packet
 
-    return _aiortc(Track)
+    return _aiortc(Track, hears)
 
 
-async def frames(seconds: float) -> Answer:
+async def frames(seconds: float, *, hears: bool) -> Answer:
     """aiortc as it is, given sound, which it encodes."""
     import av
     from aiortc.mediastreams import AudioStreamTrack
@@ -113,17 +134,25 @@ async def frames(seconds: float) -> Answer:
             self.at += 480
             return frame
 
-    return _aiortc(Track)
+    return _aiortc(Track, hears)
 
 
-def _aiortc(make_track: Callable[[], Any]) -> Answer:
+def _aiortc(make_track: Callable[[], Any], hears: bool) -> Answer:
+    import av
     from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 
-    peers = []
+    kept: list[Any] = []
+
+    async def read(track: Any) -> None:
+        resampler = av.AudioResampler(format="s16", layout="mono", rate=16_000)
+        while True:
+            HEARD["samples"] += sum(frame.samples for frame in resampler.resample(await track.recv()))
 
     async def answer(sdp: str) -> str:
         peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
-        peers.append(peer)
+        kept.append(peer)
+        if hears:
+            peer.on("track", lambda track: kept.append(asyncio.create_task(read(track))))
         peer.addTrack(make_track())
         await peer.setRemoteDescription(RTCSessionDescription(sdp, "offer"))
         await peer.setLocalDescription(await peer.createAnswer())
@@ -132,13 +161,15 @@ def _aiortc(make_track: Callable[[], Any]) -> Answer:
     return answer
 
 
-async def pipecat(seconds: float) -> Answer:
-    """Pipecat: a pipeline per session whose one stage is the SmallWebRTC output; it has all of its sound at once."""
+async def pipecat(seconds: float, *, hears: bool) -> Answer:
+    """Pipecat: a pipeline per session that ends in the SmallWebRTC output and has all of its sound at once.  Where it
+    hears, it begins with the SmallWebRTC input, and a stage between takes the sound."""
     from loguru import logger
-    from pipecat.frames.frames import TTSAudioRawFrame
+    from pipecat.frames.frames import Frame, InputAudioRawFrame, TTSAudioRawFrame
     from pipecat.pipeline.pipeline import Pipeline
     from pipecat.pipeline.runner import PipelineRunner
     from pipecat.pipeline.task import PipelineParams, PipelineTask
+    from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
     from pipecat.transports.base_transport import TransportParams
     from pipecat.transports.smallwebrtc.connection import SmallWebRTCConnection
     from pipecat.transports.smallwebrtc.transport import SmallWebRTCTransport
@@ -146,13 +177,21 @@ async def pipecat(seconds: float) -> Answer:
     logger.remove()
     sound, running = voice(seconds), []
 
+    class Ear(FrameProcessor):  # type: ignore[misc]
+        async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+            await super().process_frame(frame, direction)
+            if isinstance(frame, InputAudioRawFrame):
+                HEARD["samples"] += len(frame.audio) // 2
+            else:
+                await self.push_frame(frame, direction)
+
     async def answer(sdp: str) -> str:
         connection = SmallWebRTCConnection()
         await connection.initialize(sdp=sdp, type="offer")
-        transport = SmallWebRTCTransport(connection, TransportParams(audio_out_enabled=True))
+        transport = SmallWebRTCTransport(connection, TransportParams(audio_out_enabled=True, audio_in_enabled=hears))
         task = PipelineTask(
-            Pipeline([transport.output()]),
-            params=PipelineParams(audio_out_sample_rate=RATE),
+            Pipeline([transport.input(), Ear(), transport.output()] if hears else [transport.output()]),
+            params=PipelineParams(audio_out_sample_rate=RATE, audio_in_sample_rate=16_000),
             cancel_on_idle_timeout=False,
         )
 
@@ -167,9 +206,10 @@ async def pipecat(seconds: float) -> Answer:
     return answer
 
 
-async def fastrtc(seconds: float) -> Answer:
-    """FastRTC: a `Stream` that only speaks, from a generator that has all of its sound at once."""
-    from fastrtc import Stream
+async def fastrtc(seconds: float, *, hears: bool) -> Answer:
+    """FastRTC: a `Stream` that only speaks, from a generator that has all of its sound at once; where it hears, an
+    asynchronous handler that gives a second of its sound whenever it is asked."""
+    from fastrtc import AsyncStreamHandler, Stream
     from fastrtc.stream import Body
 
     sound = voice(seconds)
@@ -178,14 +218,33 @@ async def fastrtc(seconds: float) -> Answer:
         for at in range(0, sound.size, RATE):
             yield RATE, sound[None, at : at + RATE]
 
+    class Both(AsyncStreamHandler):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(output_sample_rate=RATE, input_sample_rate=16_000)
+            self.sound = speak()
+
+        async def receive(self, frame: tuple[int, NDArray[np.int16]]) -> None:
+            HEARD["samples"] += frame[1].size
+
+        async def emit(self) -> Any:
+            return next(self.sound, None)
+
+        def copy(self) -> Both:
+            return Both()
+
     stream = Stream(
-        speak, modality="audio", mode="receive", concurrency_limit=10_000, server_rtc_configuration={"iceServers": []}
+        Both() if hears else speak,
+        modality="audio",
+        mode="send-receive" if hears else "receive",
+        concurrency_limit=10_000,
+        server_rtc_configuration={"iceServers": []},
     )
 
     async def answer(sdp: str) -> str:
         name = uuid.uuid4().hex
         reply = await stream.offer(Body(sdp=sdp, type="offer", webrtc_id=name))
-        stream.set_input(name)
+        if not hears:
+            stream.set_input(name)
         return reply["sdp"]
 
     return answer
@@ -228,10 +287,17 @@ async def lines() -> AsyncIterator[dict[str, Any]]:
 
 
 async def main() -> None:
-    kinds = {"ours": ours, "packets": packets, "frames": frames, "pipecat": pipecat, "fastrtc": fastrtc}
+    kinds = {
+        "ours": ours,
+        "detecting": detecting,
+        "packets": packets,
+        "frames": frames,
+        "pipecat": pipecat,
+        "fastrtc": fastrtc,
+    }
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What the libraries print is not for the other side.
-    answer = await kinds[sys.argv[1]](float(sys.argv[2]))
+    answer = await kinds[sys.argv[1]](float(sys.argv[2]), hears="hears" in sys.argv)
     async for message in lines():
         if "offer" in message:
             reply: dict[str, Any] = {"answer": await answer(message["offer"])}
@@ -243,6 +309,7 @@ async def main() -> None:
             reply = {
                 "cpu_s": used.ru_utime + used.ru_stime,
                 "peak_rss_kb": used.ru_maxrss,
+                "heard_s": HEARD["samples"] / 16_000,
                 "version": version(PACKAGES.get(sys.argv[1], "aiortc")),
             }
         print(json.dumps(reply), file=out, flush=True)

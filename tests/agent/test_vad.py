@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from speech import spoken
 
-from breeze_rtc.agent.vad import FRAME_MS, FRAME_SAMPLES, Cue, Recording, SpeechGate, VoiceActivity
+from breeze_rtc.agent.vad import FRAME_MS, FRAME_SAMPLES, Cue, Recording, Samples, SpeechGate, VoiceActivity
 
 V, S = 0.9, 0.05
 
@@ -118,3 +122,48 @@ async def test_blocks_of_any_size_give_the_same_frames() -> None:
         assert len(whole) == len(sound) // FRAME_SAMPLES
     finally:
         activity.close()
+
+
+async def test_many_microphones_share_a_trip_to_the_model_and_hear_what_each_hears_alone() -> None:
+    """Their frames go through it together; none waits for a trip that is not full; the loop runs on meanwhile."""
+    activity = VoiceActivity()
+    infer, batches, threads = activity._infer, [], set()
+
+    def counted(batch: list[Any]) -> list[list[float]]:
+        batches.append(len(batch))
+        threads.add(threading.current_thread())
+        return infer(batch)
+
+    try:
+        sounds = [np.roll(spoken("one two three four"), 1_000 * k)[:16_000] for k in range(20)]
+        alone = [[value for _, value in await activity.open().feed(sound)] for sound in sounds]
+        activity._infer = counted  # type: ignore[method-assign]
+
+        async def hear(sound: Samples) -> list[float]:
+            track, heard = activity.open(), []
+            for at in range(0, len(sound), 320):
+                heard += [value for _, value in await track.feed(sound[at : at + 320])]
+            return heard
+
+        together = await asyncio.gather(*(hear(sound) for sound in sounds))
+        assert sum(batches) == sum(map(len, alone)) == 20 * 31
+        assert len(batches) < sum(batches) / 5
+        for one, other in zip(alone, together, strict=True):
+            assert other == pytest.approx(one, abs=1e-4)
+        assert threading.main_thread() not in threads
+    finally:
+        activity.close()
+
+
+async def test_who_stops_listening_or_comes_too_late_leaves_nobody_waiting() -> None:
+    """A cancelled call's frames disturb no other's; a closed model says so."""
+    activity = VoiceActivity()
+    frame = np.zeros(FRAME_SAMPLES, np.float32)
+    leaving = asyncio.create_task(activity.open().feed(frame))
+    staying = asyncio.create_task(activity.open().feed(frame))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert len(await asyncio.wait_for(staying, 10)) == 1
+    activity.close()
+    with pytest.raises(RuntimeError):
+        await asyncio.wait_for(activity.open().feed(frame), 10)
