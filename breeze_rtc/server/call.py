@@ -20,7 +20,7 @@ from breeze_rtc.agent.vad import Samples, VoiceActivity
 from breeze_rtc.clock import MS, SECOND, Clock, MonotonicClock
 from breeze_rtc.errors import BreezeError, PeerError
 from breeze_rtc.media.rtp import RTP_RATE
-from breeze_rtc.playback import PlaybackReport, SpeechPacket
+from breeze_rtc.playback import AudioSink, PlaybackReport, SpeechPacket
 from breeze_rtc.runtime.engine import Engine
 from breeze_rtc.server.metrics import Metrics
 from breeze_rtc.transport import signaling
@@ -99,7 +99,7 @@ class PageCall:
             sample_rate=engine.sample_rate,
             clock=self._clock,
         )
-        self._sink = _MeteredSink(self._webrtc, metrics, engine.sample_rate, self._first_packet)
+        self._sink = MeteredSink(self._webrtc.sink, metrics, engine.sample_rate, self._first_packet)
         self._session = AgentSession(callbacks, call=self, voice=engine, ears=ears, activity=activity)
         self._inbox = signaling.Inbox()
         self._unsent: asyncio.Queue[str] = asyncio.Queue()
@@ -121,7 +121,7 @@ class PageCall:
     # -- the session's Call
 
     @property
-    def sink(self) -> _MeteredSink:
+    def sink(self) -> MeteredSink:
         return self._sink
 
     def position(self, stream: int) -> PlaybackReport:
@@ -377,13 +377,13 @@ class PageCall:
             self._metrics.microphone_dropped.labels(why).inc(getattr(uplink, why) - getattr(before, why))
 
 
-class _MeteredSink:
-    """The peer's sink, with the two figures only a sink can tell: first packets, and what a cut threw away."""
+class MeteredSink:
+    """A sink, with the two figures only a sink can tell: first packets, and what a cut threw away."""
 
     def __init__(
-        self, webrtc: WebRtcCall, metrics: Metrics, sample_rate: int, on_first_packet: Callable[[int], None]
+        self, sink: AudioSink, metrics: Metrics, sample_rate: int, on_first_packet: Callable[[int], None]
     ) -> None:
-        self._webrtc = webrtc
+        self._sink = sink
         self._metrics = metrics
         self._sample_rate = sample_rate
         self._on_first_packet = on_first_packet
@@ -393,13 +393,13 @@ class _MeteredSink:
         if packets and stream != self._latest:
             self._latest = stream
             self._on_first_packet(stream)
-        self._webrtc.sink.write(stream, packets)
+        self._sink.write(stream, packets)
 
     def end(self, stream: int) -> None:
-        self._webrtc.sink.end(stream)
+        self._sink.end(stream)
 
     def clear(self, stream: int) -> int:
-        unheard = self._webrtc.sink.clear(stream)
+        unheard = self._sink.clear(stream)
         self._metrics.wasted.inc(max(0, unheard) / self._sample_rate)
         return unheard
 
