@@ -53,6 +53,8 @@ from breeze_rtc.scheduling.stream import Priority
 from breeze_rtc.server import metrics as metrics_module
 from breeze_rtc.server.call import PageCall, refuse
 from breeze_rtc.server.metrics import Metrics
+from breeze_rtc.server.phone import Phone, PhoneCall, PhoneDoor
+from breeze_rtc.transport.carrier import Carrier
 from breeze_rtc.transport.pacer import Pacer
 from breeze_rtc.transport.signaling import MAX_MESSAGE_BYTES, IceServer
 
@@ -109,7 +111,7 @@ class VoiceServer:
     engine: takes the place of one made from `model`, `device`, `threads` and `trace`; it is started and closed here.
     listens: whether the microphone is turned into text; without the `listen` extra it is not, and the page says how to
     get it. recordings: a folder for the callers' voices, a WAV file each. allowed_origins: pages of other hosts that
-    may call; the server's own always may. on_ready: called once everything is loaded.
+    may call; the server's own always may. phone: answer telephone calls too. on_ready: called once all is loaded.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class VoiceServer:
         ice_servers: Sequence[IceServer] = (),
         allowed_origins: Sequence[str] = (),
         silent_page_s: float = 20.0,
+        phone: Phone | None = None,
         on_ready: Callable[[VoiceServer], None] = lambda server: None,
         clock: Clock | None = None,
     ) -> None:
@@ -142,6 +145,7 @@ class VoiceServer:
         self._ice_servers = tuple(ice_servers)
         self._allowed_origins = frozenset(origin.rstrip("/") for origin in allowed_origins)
         self._silent_page_s = silent_page_s
+        self._phone = PhoneDoor(phone, self.phone_call) if phone is not None else None
         self._on_ready = on_ready
         self._clock = clock or MonotonicClock()
         self._activity: VoiceActivity | None = None
@@ -149,7 +153,7 @@ class VoiceServer:
         self._warming: asyncio.Task[None] | None = None
         # One ticker for the packets of all calls.
         self._pacer = Pacer(self._clock)
-        self._calls: set[PageCall] = set()
+        self._calls: set[PageCall | PhoneCall] = set()
         self._speech_requests = 0
 
     # -- life
@@ -168,7 +172,7 @@ class VoiceServer:
             finally:
                 sys.setswitchinterval(switch_interval_s)
                 for call in self._calls:
-                    call.end(1001, "the server is stopping")
+                    call.stop()
                 if self._warming is not None:
                     self._warming.cancel()
                 if self._listener is not None:
@@ -201,6 +205,7 @@ class VoiceServer:
             Route("/v1/audio/speech", _errors_as_json(self.speech), methods=["POST"]),
             Route("/health", self.health),
             Route("/metrics", self.read_metrics),
+            *(self._phone.routes() if self._phone is not None else []),
         ]
 
     # -- calls
@@ -250,6 +255,29 @@ class VoiceServer:
         try:
             reason = await call.hold()
             log.info("a call ended: %s", reason)
+        finally:
+            self._calls.discard(call)
+
+    async def phone_call(self, socket: WebSocket, carrier: Carrier) -> None:
+        """A carrier's call; see `phone`."""
+        if len(self._calls) >= self._max_calls or self._activity is None or not self.engine.is_running:
+            self.metrics.refused.labels("too_many_calls").inc()
+            await socket.close(1013)  # Before accept: the carrier is refused, and can try another server.
+            return
+        await socket.accept()
+        call = PhoneCall(
+            socket,
+            carrier,
+            engine=self.engine,
+            callbacks=self._callbacks,
+            metrics=self.metrics,
+            activity=self._activity,
+            ears=self._listener,
+            clock=self._clock,
+        )
+        self._calls.add(call)
+        try:
+            log.info("a telephone call ended: %s", await call.hold())
         finally:
             self._calls.discard(call)
 

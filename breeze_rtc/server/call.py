@@ -192,6 +192,10 @@ class PageCall:
             self._end_code, self._end_reason = code, reason
             self.closed.set()
 
+    def stop(self) -> None:
+        """The server is stopping."""
+        self.end(1001, "the server is stopping")
+
     async def _release(self) -> None:
         self._metrics.calls.dec()
         self._count_losses()

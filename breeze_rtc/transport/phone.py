@@ -1,0 +1,234 @@
+"""One telephone call over a carrier's WebSocket: its messages in and out, its far buffer, the caller's voice.
+
+The socket belongs to somebody else: what it brings goes into `receive`, what it is to carry comes out of `run`.  Speech
+comes as Opus packets, like everywhere, and is decoded at the line's own rate, which is all the resampling it needs.
+The caller's voice leaves as blocks of 16 kHz, whatever the line has, and counts time: where a line sends nothing in
+silence, silence is put in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breeze_rtc.clock import MS, SECOND, Clock
+from breeze_rtc.errors import PeerError
+from breeze_rtc.media.libopus import Decoder
+from breeze_rtc.media.line_codec import LineCodec
+from breeze_rtc.media.resample import Resampler
+from breeze_rtc.playback import PlaybackReport, SpeechPacket
+from breeze_rtc.transport.carrier import Audio, Carrier, Complaint, Digit, Flow, Out, Played, Started, Stopped
+from breeze_rtc.transport.far_buffer import Clear, FarBuffer, Mark, Sound
+
+RATE = 16_000
+BLOCK = 320
+"""20 ms."""
+REPORT_NS = 100 * MS
+SILENT_NS = 200 * MS
+"""A line that has brought nothing for so long is silent, not late."""
+MAX_WAITING_BLOCKS = 100
+"""Two seconds of the caller's voice wait for their reader; then the oldest go."""
+
+Samples = NDArray[np.float32]
+
+
+class PhoneLine:
+    """To an agent's session it is the sink, the listener's position and the microphone of one call."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        *,
+        clock: Clock,
+        on_report: Callable[[PlaybackReport], None],
+        on_digit: Callable[[str], None] = lambda digit: None,
+        sample_rate: int = 24_000,
+    ) -> None:
+        """sample_rate: what media positions count in.  on_report: where the caller is, ten times a second."""
+        self.sink = FarBuffer(sample_rate=sample_rate)
+        self.started: Started | None = None
+        """What the carrier said about the call; None until it has."""
+        self.closed = asyncio.Event()
+        """The carrier ended the call."""
+        self.complaints: list[Complaint] = []
+        self.dropped_blocks = 0
+        """Of the caller's voice, because nobody read it in time."""
+        self._carrier = carrier
+        self._clock = clock
+        self._on_report = on_report
+        self._on_digit = on_digit
+        self._changed = asyncio.Event()
+        self._has_started = asyncio.Event()
+        # The decoder of the stream that is being spoken.
+        self._decoder: tuple[int, Decoder] | None = None
+        self._resampler: Resampler | None = None
+        self._rest: Samples = np.zeros(0, np.float32)
+        self._blocks: deque[Samples] = deque()
+        self._has_block = asyncio.Event()
+        # When the caller's voice was last known, and how much of a lost piece there was.
+        self._heard_until_ns = 0
+        self._piece_samples = 0
+        self._told: set[int] = set()
+
+    # --- the carrier's side
+
+    def receive(self, raw: str | bytes) -> None:
+        """A message has come.  Raises `PeerError` for one that breaks the rules; the call can go on."""
+        for event in self._carrier.read(raw):
+            match event:
+                case Started():
+                    self.started = event
+                    self._resampler = Resampler(event.hears.sample_rate, RATE)
+                    self._heard_until_ns = self._clock.now()
+                    self._has_started.set()
+                case Audio():
+                    self._hear(event.payload)
+                case Played():
+                    self.sink.played(event.mark, self._clock.now())
+                case Digit():
+                    self._on_digit(event.digit)
+                case Flow():
+                    self.sink.has_room = event.has_room
+                case Complaint():
+                    self.complaints.append(event)
+                case Stopped():
+                    self.close()
+        self._changed.set()
+
+    async def wait_started(self) -> Started:
+        """What the carrier says about the call, once it does; raises `PeerError` when the call ends before that."""
+        starts = asyncio.ensure_future(self._has_started.wait())
+        ends = asyncio.ensure_future(self.closed.wait())
+        try:
+            await asyncio.wait((starts, ends), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            starts.cancel()
+            ends.cancel()
+        if self.started is None:
+            raise PeerError("never_started", "the carrier ended the call before it said what it is")
+        return self.started
+
+    async def run(self, send: Callable[[Out], Awaitable[None]]) -> None:
+        """Send what is due when it is due, and tell positions, until cancelled."""
+        started = await self.wait_started()
+        told_at = 0
+        while True:
+            now = self._clock.now()
+            self._changed.clear()
+            for out in self.sink.due(now):
+                match out:
+                    case Sound():
+                        payload = b"".join(self._written(out.stream, packet, started.speaks) for packet in out.packets)
+                        await send(self._carrier.audio(payload))
+                    case Mark():
+                        await send(self._carrier.mark(out.name))
+                    case Clear():
+                        for message in self._carrier.clear():
+                            await send(message)
+            if now - told_at >= REPORT_NS:
+                told_at = now
+                self._tell(now)
+            wake_at = self.sink.next_at(now)
+            wait_ns = min(REPORT_NS, max(0, wake_at - now) if wake_at is not None else REPORT_NS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.001, wait_ns / SECOND)):
+                    await self._changed.wait()
+
+    def hang_up(self) -> Out | None:
+        """What to send to end the call; None where closing the socket ends it."""
+        return self._carrier.hang_up() if self.started is not None else None
+
+    def close(self) -> None:
+        """The call is over."""
+        self.closed.set()
+        self._has_block.set()
+        self._changed.set()
+
+    # --- the session's side
+
+    def write(self, stream: int, packets: tuple[SpeechPacket, ...]) -> None:
+        self.sink.write(stream, packets)
+        self._changed.set()
+
+    def end(self, stream: int) -> None:
+        self.sink.end(stream)
+        self._changed.set()
+
+    def clear(self, stream: int) -> int:
+        unheard = self.sink.clear(stream)
+        self._changed.set()
+        return unheard
+
+    def position(self, stream: int) -> PlaybackReport:
+        """Where the caller is in `stream` now."""
+        return self.sink.report(stream, self._clock.now())
+
+    async def microphone(self) -> AsyncIterator[Samples]:
+        """The caller: blocks of 20 ms at 16 kHz, in order, until the call ends.  For one reader."""
+        await self._has_started.wait()
+        while not self.closed.is_set():
+            while self._blocks:
+                yield self._blocks.popleft()
+            self._has_block.clear()
+            try:
+                async with asyncio.timeout(SILENT_NS / SECOND):
+                    await self._has_block.wait()
+            except TimeoutError:
+                self._fill_silence(self._clock.now())
+
+    # ---
+
+    def _written(self, stream: int, packet: SpeechPacket, codec: LineCodec) -> bytes:
+        """A packet as the line writes it: 20 ms, whatever the decoder thinks of it."""
+        if self._decoder is None or self._decoder[0] != stream:
+            self._decoder = (stream, Decoder(codec.sample_rate))
+        samples = self._decoder[1].decode(packet.payload)
+        wanted = codec.sample_rate // 50
+        if samples is None or len(samples) != wanted:
+            return codec.silence(wanted)
+        return codec.encode(samples)
+
+    def _hear(self, payload: bytes | None) -> None:
+        if self.started is None or self._resampler is None:
+            return
+        hears = self.started.hears
+        if payload is None:
+            pcm = np.zeros(self._piece_samples, np.int16)
+        else:
+            pcm = hears.decode(payload)
+            self._piece_samples = len(pcm)
+        now = self._clock.now()
+        if now - self._heard_until_ns > SILENT_NS:
+            self._fill_silence(now)
+        self._heard_until_ns = max(self._heard_until_ns, now - SECOND) + len(pcm) * SECOND // hears.sample_rate
+        self._push(self._resampler.push(pcm))
+
+    def _fill_silence(self, now: int) -> None:
+        """Nothing has come since: that was silence, up to now."""
+        blocks = max(0, (now - self._heard_until_ns) // (20 * MS))
+        self._heard_until_ns += blocks * 20 * MS
+        self._push(np.zeros(min(blocks, MAX_WAITING_BLOCKS) * BLOCK, np.float32))
+
+    def _push(self, samples: Samples) -> None:
+        self._rest = np.concatenate((self._rest, samples))
+        while len(self._rest) >= BLOCK:
+            self._blocks.append(self._rest[:BLOCK])
+            self._rest = self._rest[BLOCK:]
+        while len(self._blocks) > MAX_WAITING_BLOCKS:
+            self._blocks.popleft()
+            self.dropped_blocks += 1
+        self._has_block.set()
+
+    def _tell(self, now: int) -> None:
+        streams = self.sink.streams
+        self._told.intersection_update(streams)
+        for stream in streams:
+            if stream not in self._told:
+                if self.sink.is_heard(stream, now):
+                    self._told.add(stream)
+                self._on_report(self.sink.report(stream, now))

@@ -1,0 +1,260 @@
+"""Telephone calls over a real socket, from a carrier that plays in real time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from carrier_line import START, CarrierLine
+from page import Hall, serving, until
+from speech import spoken
+from twilio.request_validator import RequestValidator
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from breeze_rtc.agent.session import AgentSession, Callbacks, SpeechHandle, UserTurn
+from breeze_rtc.server.phone import Phone
+
+PHONE = Phone("https://agent.example.org", key="secret")
+LONG = "one two three four five six seven eight nine ten eleven twelve"
+
+
+class Agent:
+    """Greets with a text, and keeps what happened."""
+
+    def __init__(self, greeting: str = "one two three") -> None:
+        self.greeting = greeting
+        self.sessions: list[AgentSession] = []
+        self.cut: list[SpeechHandle] = []
+        self.turns: list[UserTurn] = []
+
+    async def greet(self, session: AgentSession) -> AsyncIterator[str]:
+        self.sessions.append(session)
+        yield self.greeting
+
+    async def reply(self, session: AgentSession, turn: UserTurn) -> None:
+        self.turns.append(turn)
+
+    async def interrupted(self, session: AgentSession, speech: SpeechHandle) -> None:
+        self.cut.append(speech)
+
+    @property
+    def callbacks(self) -> Callbacks:
+        return Callbacks(on_enter=self.greet, on_user_turn=self.reply, on_interrupted=self.interrupted)
+
+    @property
+    def heard(self) -> list[str]:
+        return [message.text for session in self.sessions for message in session.history if message.role == "assistant"]
+
+
+@asynccontextmanager
+async def ringing(agent: Agent, phone: Phone = PHONE, **options: Any) -> AsyncIterator[Hall]:
+    async with serving(agent.callbacks, phone=phone, **options) as hall:
+        yield hall
+
+
+@asynccontextmanager
+async def calling(hall: Hall, path: str = "/phone/secret/twilio", **options: Any) -> AsyncIterator[CarrierLine]:
+    address = hall.http.replace("http", "ws") + path
+    async with connect(address, **options) as socket:
+        line = CarrierLine(socket)
+        try:
+            yield line
+        finally:
+            await line.close()
+
+
+async def test_a_caller_hears_the_greeting_to_its_end() -> None:
+    """Three words of 0.4 s, a tone each: all of it comes out of the telephone, and the history has all of it."""
+    agent = Agent()
+    async with ringing(agent) as hall:
+        async with calling(hall) as line:
+            await line.start()
+            await until(lambda: agent.heard == ["one two three"])
+            assert 1.15 <= line.speech_s <= 1.25
+            spectrum = np.abs(np.fft.rfft(line.samples()))
+            assert abs(np.argmax(spectrum) * 8_000 / len(line.samples()) - 440) < 3
+            assert line.most_held <= 21
+        await hall.is_free()
+
+
+async def test_a_barge_in_silences_the_telephone_and_keeps_what_was_heard() -> None:
+    """A real voice over a long greeting: one clear, nothing old after it, and the text as far as it came."""
+    agent = Agent(LONG)
+    async with ringing(agent) as hall:
+        async with calling(hall) as line:
+            await line.start()
+            await until(lambda: line.speech_s > 1.2)
+            line.say(spoken("stop it please, I want to ask you something", rate=8_000))
+            await until(lambda: bool(line.clears))
+            await until(lambda: bool(agent.cut))
+            (speech,) = agent.cut
+            # The line's own 80 ms to the ear are not in this carrier: it hears that much more than the text has.
+            heard_s = line.speech_s
+            assert len(line.heard_is_speech) >= line.clears[0]
+            assert not any(line.heard_is_speech[line.clears[0] :])
+            words = len(speech.heard_text.split())
+            assert abs(words - heard_s / 0.4) <= 1
+            assert LONG.startswith(speech.heard_text)
+            assert speech.heard_text + speech.unheard_text == LONG
+            await until(lambda: bool(agent.turns))
+            assert agent.turns[0].audio is not None
+        await hall.is_free()
+
+
+async def test_a_caller_who_hangs_up_in_mid_speech_leaves_nothing() -> None:
+    agent = Agent(LONG)
+    async with ringing(agent) as hall:
+        async with calling(hall) as line:
+            await line.start()
+            await until(lambda: line.speech_s > 0.3)
+        await hall.is_free()
+        assert "one two three four" not in " ".join(agent.heard)
+
+
+@pytest.mark.parametrize("stop", [None, {"event": "stop", "streamSid": "MZ1"}])
+async def test_a_caller_who_hangs_up_at_once_leaves_nothing(stop: dict[str, str] | None) -> None:
+    """Within the first moments: by the socket, or by a stop."""
+    agent = Agent(LONG)
+    async with ringing(agent) as hall:
+        async with calling(hall) as line:
+            await line.start()
+            if stop is not None:
+                await line.socket.send(json.dumps(stop))
+                await line.socket.wait_closed()
+        await hall.is_free()
+
+
+async def test_a_stop_before_the_start_and_a_second_start_are_survived() -> None:
+    agent = Agent()
+    async with ringing(agent) as hall:
+        async with calling(hall) as line:
+            await line.socket.send(json.dumps({"event": "stop"}))
+            await line.start()
+            await line.socket.send(json.dumps(START))
+            await until(lambda: agent.heard == ["one two three"])
+        await hall.is_free()
+        assert len(agent.sessions) == 1
+
+
+async def test_messages_against_the_rules_do_not_end_a_call_until_they_are_many() -> None:
+    agent = Agent(LONG)
+    async with ringing(agent) as hall:
+        async with calling(hall) as line:
+            await line.start()
+            for _ in range(20):
+                await line.socket.send("no json")
+            await until(lambda: line.speech_s > 0.3)
+            for _ in range(60):
+                await line.socket.send("no json")
+            await line.socket.wait_closed()
+            assert "not JSON" in str(line.socket.close_reason)
+        await hall.is_free()
+
+
+async def test_a_codec_nobody_reads_ends_the_call_and_says_what_to_set() -> None:
+    start = json.loads(json.dumps(START))
+    start["start"]["mediaFormat"]["encoding"] = "audio/amr"
+    async with ringing(Agent()) as hall:
+        async with calling(hall) as line:
+            await line.start(start)
+            await line.socket.wait_closed()
+            assert "audio/amr" in str(line.socket.close_reason)
+        await hall.is_free()
+
+
+async def test_an_agent_that_ends_the_call_hangs_up_after_its_last_word() -> None:
+    agent = Agent()
+
+    async def farewell(session: AgentSession) -> None:
+        await session.say("good bye")
+        await session.close()
+
+    callbacks = Callbacks(on_enter=farewell)
+    async with serving(callbacks, phone=PHONE) as hall:
+        async with calling(hall) as line:
+            await line.start()
+            await line.socket.wait_closed()
+            assert 0.75 <= line.speech_s <= 0.85
+        await hall.is_free()
+    assert not agent.sessions
+
+
+async def test_a_line_that_sends_nothing_in_silence_still_gets_its_greeting() -> None:
+    """No inbound media at all: marks are all that comes."""
+    agent = Agent()
+    async with ringing(agent) as hall:
+        async with calling(hall) as line:
+            await line.start()
+            line._tasks[0].cancel()
+            await asyncio.sleep(0.1)
+            for number in range(1, 100):
+                if agent.heard == ["one two three"]:
+                    break
+                await asyncio.sleep(0.1)
+                await line._echo(f"0:{number}")
+            assert agent.heard == ["one two three"]
+        await hall.is_free()
+
+
+async def test_the_key_is_in_the_path_and_another_gets_nothing() -> None:
+    async with ringing(Agent()) as hall:
+        with pytest.raises(InvalidStatus):
+            async with calling(hall, "/phone/guess/twilio"):
+                pass
+        async with httpx.AsyncClient(base_url=hall.http) as client:
+            assert (await client.get("/phone/guess/twilio")).status_code == 404
+
+
+async def test_a_full_server_refuses_the_call_before_it_is_taken() -> None:
+    agent = Agent(LONG)
+    async with ringing(agent, max_calls=1) as hall:
+        async with calling(hall) as line:
+            await line.start()
+            await until(lambda: len(hall.server._calls) == 1)
+            with pytest.raises(InvalidStatus):
+                async with calling(hall):
+                    pass
+        await hall.is_free()
+
+
+async def test_the_answer_to_a_carriers_webhook_says_where_to_stream() -> None:
+    async with ringing(Agent()) as hall, httpx.AsyncClient(base_url=hall.http) as client:
+        twilio = await client.post("/phone/secret/twilio")
+        assert '<Connect><Stream url="wss://agent.example.org/phone/secret/twilio"/></Connect>' in twilio.text
+        assert twilio.headers["content-type"].startswith("application/xml")
+        telnyx = await client.get("/phone/secret/telnyx")
+        assert 'bidirectionalMode="rtp"' in telnyx.text
+        plivo = await client.get("/phone/secret/plivo")
+        assert 'bidirectional="true"' in plivo.text
+        vonage = (await client.get("/phone/secret/vonage")).json()
+        assert vonage[0]["endpoint"][0]["uri"] == "wss://agent.example.org/phone/secret/vonage"
+        assert "wss://agent.example.org/phone/secret/asterisk" in (await client.get("/phone/secret/asterisk")).text
+
+
+async def test_with_twilios_token_only_twilio_gets_in() -> None:
+    """The webhook and the socket, each signed as Twilio's own library signs."""
+    phone = Phone("https://agent.example.org", key="secret", twilio_token="12345")
+    validator = RequestValidator("12345")
+    form = {"CallSid": "CA1", "From": "+14158675310"}
+    signature = validator.compute_signature("https://agent.example.org/phone/secret/twilio", form)
+    socket_signature = validator.compute_signature("wss://agent.example.org/phone/secret/twilio", {})
+    agent = Agent()
+    async with ringing(agent, phone) as hall:
+        async with httpx.AsyncClient(base_url=hall.http) as client:
+            for given, status in ((signature, 200), ("wrong", 403), ("", 403)):
+                answer = await client.post("/phone/secret/twilio", data=form, headers={"X-Twilio-Signature": given})
+                assert answer.status_code == status
+        with pytest.raises(InvalidStatus):
+            async with calling(hall):
+                pass
+        async with calling(hall, additional_headers={"X-Twilio-Signature": socket_signature}) as line:
+            await line.start()
+            await until(lambda: agent.heard == ["one two three"])
+        await hall.is_free()

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import pytest
+from far_player import FarPlayer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from breeze_rtc.clock import MS, SECOND
+from breeze_rtc.playback import SpeechPacket
+from breeze_rtc.transport.far_buffer import LEAD_NS, MARK_PACKETS, PACKET_NS, Clear, FarBuffer, Mark, Sound
+
+MS_SAMPLES = 24
+"""Samples of a millisecond."""
+
+
+def packets(first: int, count: int) -> tuple[SpeechPacket, ...]:
+    return tuple(SpeechPacket(480 * number, b"\xf8\xff\xfe") for number in range(first, first + count))
+
+
+def in_call(stream: int = 1, count: int = 500, **player: object) -> FarPlayer:
+    """A carrier, and a speech of `count` packets written at once."""
+    sink = FarBuffer()
+    sink.write(stream, packets(0, count))
+    sink.end(stream)
+    return FarPlayer(sink, **player)  # type: ignore[arg-type]
+
+
+def sounds(far: FarPlayer) -> list[Sound]:
+    return [out for _, out in far.sent if isinstance(out, Sound)]
+
+
+def error_ms(far: FarPlayer, stream: int = 1) -> float:
+    return (far.sink.heard_samples(stream, far.now) - far.heard(stream)) / MS_SAMPLES
+
+
+def test_a_burst_stays_here_and_the_carrier_holds_no_more_than_the_lead() -> None:
+    """Ten seconds written at once: at no moment does the carrier hold more than 400 ms."""
+    far = in_call()
+    while far.now < 5 * SECOND:
+        far.run(far.now + 10 * MS)
+        held = sum(1 for item in far.queue if isinstance(item, tuple))
+        assert held * PACKET_NS <= LEAD_NS
+    assert 4_800 * MS < len(far.played) * PACKET_NS < 5_100 * MS
+    assert far.sink.gaps == 0
+
+
+def test_sound_goes_out_at_once_and_marks_follow_each_hundred_milliseconds() -> None:
+    far = in_call()
+    far.run(MS)
+    sent = [out for _, out in far.sent]
+    assert sum(len(out.packets) for out in sent if isinstance(out, Sound)) == LEAD_NS // PACKET_NS
+    assert [type(out) for out in sent[:4]] == [Sound, Mark, Sound, Mark]
+    assert all(len(out.packets) <= MARK_PACKETS for out in sounds(far))
+
+
+@pytest.mark.parametrize("delay_ms", [2, 25, 120])
+def test_the_ear_is_known_within_thirty_milliseconds(delay_ms: int) -> None:
+    far = in_call(delay_ns=delay_ms * MS)
+    far.run(SECOND)
+    errors = []
+    while far.now < 5 * SECOND:
+        far.run(far.now + 7 * MS)
+        errors.append(abs(error_ms(far)))
+    assert max(errors) <= 30
+
+
+def test_ten_minutes_of_a_clock_that_is_slow_by_200_ppm() -> None:
+    """Speech with pauses, as it is: the echoes carry the drift, so the position does not wander."""
+    sink = FarBuffer()
+    far = FarPlayer(sink, rate_ppm=200)
+    worst = 0.0
+    for stream in range(40):
+        sink.write(stream, packets(0, 600))
+        sink.end(stream)
+        far.run(far.now + 6 * SECOND)
+        worst = max(worst, abs(error_ms(far, stream)))
+        far.run(far.now + 9 * SECOND)
+        far.played.clear()
+    assert worst <= 40
+
+
+def test_without_a_single_echo_the_clock_goes_on() -> None:
+    """A carrier that gives no marks back: sound never stalls, and the position is the clock's."""
+    far = in_call(gives_marks=False)
+    far.run(4 * SECOND)
+    assert not far.sink.report(1, far.now).is_measured
+    assert far.sink.report(1, far.now).is_playing
+    assert abs(error_ms(far)) <= 60
+    assert len(far.played) * PACKET_NS > 3_800 * MS
+
+
+def test_a_clear_leaves_nothing_stale_and_counts_what_was_heard() -> None:
+    """All of a speech of ten seconds is written; at 3 s the user speaks."""
+    far = in_call()
+    far.run(3 * SECOND)
+    before = far.sink.heard_samples(1, far.now)
+    unheard = far.sink.clear(1)
+    assert unheard == 500 * 480 - before
+    far.run(4 * SECOND)
+    assert isinstance(far.sent[-1][1], Clear)
+    assert len(far.queue) == 0
+    assert far.played[-1][2] <= 3 * SECOND + far.delay_ns + PACKET_NS
+    assert abs(error_ms(far)) <= 30
+    assert far.sink.is_heard(1, far.now)
+
+
+def test_echoes_that_the_clear_gave_back_are_not_heard() -> None:
+    """All pending marks come back after a clear, though their sound was never played."""
+    far = in_call()
+    far.run(3 * SECOND)
+    far.sink.clear(1)
+    settled = None
+    far.run(3 * SECOND + 500 * MS)
+    settled = far.sink.heard_samples(1, far.now)
+    assert far.sink.stale_echoes >= 2
+    assert settled <= far.heard(1) + 30 * MS_SAMPLES
+    far.run(5 * SECOND)
+    assert far.sink.heard_samples(1, far.now) == settled
+
+
+def test_a_clear_whose_echoes_never_come_settles_by_the_clock() -> None:
+    """And the next speech is not held up by it."""
+    far = in_call()
+    far.run(3 * SECOND)
+    far.gives_marks = False
+    far.sink.clear(1)
+    far.sink.write(2, packets(0, 50))
+    far.sink.end(2)
+    far.run(5 * SECOND)
+    assert abs(error_ms(far, 1)) <= 30
+    assert far.heard(2) == 50 * 480
+    assert far.sink.is_heard(1, far.now)
+
+
+def test_a_clear_with_nothing_at_the_carrier_sends_nothing() -> None:
+    far = in_call(count=10)
+    far.run(3 * SECOND)
+    count = len(far.sent)
+    assert far.sink.clear(1) == 0
+    far.run(4 * SECOND)
+    assert len(far.sent) == count
+
+
+def test_late_packets_of_a_cleared_speech_are_dropped() -> None:
+    far = in_call()
+    far.run(SECOND)
+    far.sink.clear(1)
+    far.sink.write(1, packets(500, 20))
+    far.run(3 * SECOND)
+    assert far.sink.late_packets == 20
+    assert far.played[-1][2] < 1_100 * MS
+
+
+def test_speech_after_a_clear_is_heard_from_its_first_packet() -> None:
+    far = in_call()
+    far.run(2 * SECOND)
+    far.sink.clear(1)
+    far.run(far.now + 300 * MS)
+    far.sink.write(2, packets(0, 100))
+    far.sink.end(2)
+    far.run(far.now + SECOND)
+    assert [stream for stream, _, _ in far.played[-40:]] == [2] * 40
+    assert abs(error_ms(far, 2)) <= 30
+
+
+def test_a_call_on_hold_is_noticed_and_nothing_more_is_sent() -> None:
+    """The carrier stops playing: after a second the listener counts as not playing; it never hears beyond."""
+    far = in_call()
+    far.run(2 * SECOND)
+    far.is_on_hold = True
+    far.run(4 * SECOND)
+    report = far.sink.report(1, far.now)
+    assert not report.is_playing
+    assert report.heard_samples - far.heard(1) <= (MARK_PACKETS * 20 + 30) * MS_SAMPLES
+    held = len(far.queue)
+    far.run(5 * SECOND)
+    assert len(far.queue) == held
+    far.is_on_hold = False
+    far.run(8 * SECOND)
+    assert far.sink.report(1, far.now).is_playing
+    assert abs(error_ms(far)) <= 40
+
+
+def test_a_slow_voice_makes_a_gap_and_the_position_stands_still_in_it() -> None:
+    sink = FarBuffer()
+    sink.write(1, packets(0, 25))
+    far = FarPlayer(sink)
+    far.run(2 * SECOND)
+    assert sink.heard_samples(1, far.now) == 25 * 480
+    assert not sink.is_heard(1, far.now)
+    sink.write(1, packets(25, 25))
+    sink.end(1)
+    far.run(3 * SECOND)
+    assert sink.gaps == 1
+    assert abs(error_ms(far)) <= 30
+    far.run(4 * SECOND)
+    assert sink.is_heard(1, far.now)
+
+
+def test_xoff_holds_the_sound_back() -> None:
+    far = in_call()
+    far.sink.has_room = False
+    far.run(SECOND)
+    assert far.sent == []
+    assert far.sink.next_at(far.now) is None
+    far.sink.has_room = True
+    far.run(2 * SECOND)
+    assert far.heard(1) > 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["write", "clear", "echo", "junk", "end", "wait", "hold"]),
+            st.integers(0, 3),
+            st.integers(1, 60),
+        ),
+        max_size=60,
+    )
+)
+def test_whatever_happens_nothing_beyond_what_was_sent_is_heard_and_nothing_goes_back(
+    moves: list[tuple[str, int, int]],
+) -> None:
+    """Marks missing, stale, invented and reordered; clears at any time; a carrier that stops and goes on."""
+    sink = FarBuffer()
+    far = FarPlayer(sink)
+    written: dict[int, int] = {}
+    heard: dict[int, int] = {}
+    for move, stream, amount in moves:
+        match move:
+            case "write":
+                sink.write(stream, packets(written.get(stream, 0), amount))
+                written[stream] = written.get(stream, 0) + amount
+            case "clear":
+                assert sink.clear(stream) >= 0
+            case "end":
+                sink.end(stream)
+            case "echo":
+                marks = [out.name for _, out in far.sent if isinstance(out, Mark)]
+                if marks:
+                    sink.played(marks[amount % len(marks)], far.now)
+            case "junk":
+                sink.played(f"{stream}:{amount}", far.now)
+            case "hold":
+                far.is_on_hold = not far.is_on_hold
+            case "wait":
+                far.run(far.now + amount * 17 * MS)
+        far.take()
+        sent: dict[int, int] = {}
+        for out in sounds(far):
+            sent[out.stream] = max(sent.get(out.stream, 0), out.packets[-1].start_samples + 480)
+        for known in written:
+            position = sink.heard_samples(known, far.now)
+            assert heard.get(known, 0) <= position <= sent.get(known, 0)
+            heard[known] = position
