@@ -37,7 +37,7 @@ import time
 import wave
 from array import array
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -49,6 +49,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "transport"))
 from media_senders import BURNS, RATE, voice
 from python_listener import PythonListener, clock
 
+from breeze_rtc.errors import PeerError
 from breeze_rtc.media import rtp
 from breeze_rtc.media.opus import SpeechEncoder
 from breeze_rtc.media.resample import Resampler
@@ -77,6 +78,14 @@ SESSIONS = {
     "pipecat": [20],
     "fastrtc": [20],
 }
+DUPLEX_SESSIONS = {
+    "ours": [100, 200],
+    "detecting": [100],
+    "packets": [50],
+    "frames": [8],
+    "pipecat": [8],
+    "fastrtc": [8],
+}
 WARM_UP_S = 2.0
 
 
@@ -96,8 +105,12 @@ def microphone() -> list[SpeechPacket]:
 class LightListener:
     """Connects as a page does, then writes down arrivals instead of playing; given `packets`, it speaks, too."""
 
-    def __init__(self, packets: list[SpeechPacket] | None = None, pacer: Pacer | None = None) -> None:
+    def __init__(
+        self, packets: list[SpeechPacket] | None = None, pacer: Pacer | None = None, *, opens_channel: bool = False
+    ) -> None:
         self._listener = PythonListener()
+        if opens_channel:
+            self._listener.peer.createDataChannel("text")
         if packets is not None and pacer is not None:
             transceiver = self._listener._transceiver
             transceiver.direction = "sendrecv"
@@ -112,7 +125,9 @@ class LightListener:
         self.sizes = array("q")
 
     async def offer(self) -> str:
-        return (await self._listener.offer()).sdp
+        with suppress(PeerError):  # Which is what our own server says to a data channel.
+            await self._listener.offer()
+        return self._listener.peer.localDescription.sdp
 
     async def accept(self, answer: str) -> None:
         connection = self._listener._transceiver.receiver.transport.transport._connection
@@ -212,7 +227,9 @@ async def measure(
     span_s = seconds + WARM_UP_S + 0.1 * sessions + 5
     if spoken is not None:
         spoken = (spoken * round(1 + span_s * 50 / len(spoken)))[: round(span_s * 50)]
-    listeners = [LightListener(spoken, pacer) for _ in range(sessions)]
+    # FastRTC does not listen to anyone who opens no data channel.  Nothing is sent through it.
+    channel = kind == "fastrtc" and spoken is not None
+    listeners = [LightListener(spoken, pacer, opens_channel=channel) for _ in range(sessions)]
     async with sender(kind, span_s, peers, hears=spoken is not None) as process:
         for listener in listeners:
             await listener.accept((await process.ask(offer=await listener.offer()))["answer"])
@@ -325,7 +342,8 @@ async def main() -> None:
         "   late p50 / p95 / p99 ms  packets/s  kb/s  peak RSS" + ("  heard" if args.duplex else "")
     )
     for kind in kinds:
-        for sessions in args.sessions or SESSIONS[kind][: 1 if args.quick else None]:
+        counts = (DUPLEX_SESSIONS if args.duplex else SESSIONS)[kind]
+        for sessions in args.sessions or counts[: 1 if args.quick else None]:
             outcome = await measure(kind, sessions, seconds, args.peers or HERE, spoken=spoken)
             outcomes.append(outcome)
             whole = outcome.cpu_ms_per_session_s + (encode if kind in {"ours", "detecting", "packets"} else 0)

@@ -146,7 +146,8 @@ def _aiortc(make_track: Callable[[], Any], hears: bool) -> Answer:
     async def read(track: Any) -> None:
         resampler = av.AudioResampler(format="s16", layout="mono", rate=16_000)
         while True:
-            HEARD["samples"] += sum(frame.samples for frame in resampler.resample(await track.recv()))
+            frame = await track.recv()
+            HEARD["samples"] += sum(part.samples for part in resampler.resample(frame))
 
     async def answer(sdp: str) -> str:
         peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
