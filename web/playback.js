@@ -19,6 +19,9 @@ const STALE_MS = 60; // R has stopped moving when it is older than this
 const WINDOW_MS = 1000; // the device delay is an average over this long
 const GOOD_ROUND_TRIP_MS = 20; // bounds the clock's error to half of it, which is below what else is uncertain
 const PING_MEMORY_MS = 60_000; // an old round trip says nothing about a clock that drifts
+const PULL_WINDOW_MS = 250; // longer would blur what happens when the buffer stretches time
+const PULL_JUMP_MS = 40; // further apart than packets that play one after the other
+const LEFT_OVER_MS = 4.5; // of earlier packets, when the jitter buffer takes one: between nothing and its block of 10 ms
 const UNMUTE_LIMIT_MS = 2500; // no fault of ours may leave the listener deaf for longer
 
 /** Signed distance from RTP timestamp `b` to `a`, right across the 32-bit wrap. */
@@ -115,6 +118,32 @@ export class WindowedMean {
 }
 
 /**
+ * When the newest packet began to play, told by all packets of the last quarter of a second.
+ *
+ * A browser's sound output asks for 10 ms at a time, yet not each 10 ms, so one packet's time is off by up to 14 ms; the mean
+ * is within 3.  A packet is taken while up to 10 ms of those before it still wait, which is no counter's business.
+ */
+export class PullTimes {
+  #pulls = []; // { rtp, atMs }, oldest first
+
+  add(rtp, atMs) {
+    const last = this.#pulls.at(-1);
+    if (last?.rtp === rtp) return;
+    if (last && Math.abs(atMs - last.atMs - rtpDistance(rtp, last.rtp) / TICKS_PER_MS) > PULL_JUMP_MS) this.#pulls = [];
+    this.#pulls.push({ rtp, atMs });
+    while (atMs - this.#pulls[0].atMs > PULL_WINDOW_MS) this.#pulls.shift();
+  }
+
+  /** Page time at which the newest packet began to leave the jitter buffer; null before the first. */
+  get newestMs() {
+    const newest = this.#pulls.at(-1);
+    if (!newest) return null;
+    const times = this.#pulls.map(({ rtp, atMs }) => atMs + rtpDistance(newest.rtp, rtp) / TICKS_PER_MS);
+    return times.reduce((sum, ms) => sum + ms, 0) / times.length + LEFT_OVER_MS;
+  }
+}
+
+/**
  * The playback of one call: reads the position, reports it, and silences the speaker when the server asks.
  *
  * The audible path is a plain audio element.  A detour through Web Audio would add a delay that no counter shows, and would
@@ -139,6 +168,7 @@ export class Playback {
   #seq = 0;
   #reportDueMs = 0;
   #source = null; // newest { rtp, atMs } pulled from the jitter buffer
+  #pulls = new PullTimes();
   #isStalled = false;
 
   #statsDueMs = 0;
@@ -205,6 +235,7 @@ export class Playback {
     this.#receiver = receiver;
     this.#microphone = microphone;
     this.#source = null;
+    this.#pulls = new PullTimes();
     this.#isStalled = false;
     this.#jitterDelay = new WindowedMean();
     this.#jitterTarget = new WindowedMean();
@@ -294,6 +325,7 @@ export class Playback {
     if (!newest) return;
     const isFirst = this.#source === null;
     this.#source = { rtp: newest.rtpTimestamp, atMs: toPageMs(newest.timestamp, nowMs) };
+    this.#pulls.add(this.#source.rtp, this.#source.atMs);
     const isStalled = nowMs - this.#source.atMs > STALE_MS;
     if (isFirst || (isStalled !== this.#isStalled && this.#isSpeaking)) this.#reportDueMs = 0;
     this.#isStalled = isStalled;
@@ -410,7 +442,7 @@ export class Playback {
       seq: this.#seq,
       t_ms: nowMs,
       rtp: this.#source?.rtp ?? null,
-      rtp_t_ms: this.#source?.atMs ?? null,
+      rtp_t_ms: this.#pulls.newestMs,
       device_delay_ms: device.ms,
       device_delay_source: device.source,
       age_ms: this.#source ? Math.max(nowMs - this.#source.atMs, 0) : 0,

@@ -155,6 +155,21 @@ def test_the_device_delay_is_a_mean_over_the_last_second(page: Page) -> None:
     ) == [None, 3, 5, 7, None, 2]
 
 
+def test_a_packets_time_is_told_by_those_of_the_last_quarter_second(page: Page) -> None:
+    """Pulls that come early and late in turn give one time; after a stall only those behind it count."""
+    assert in_page(
+        page,
+        """const pulls = new m.PullTimes();
+           const none = pulls.newestMs;
+           for (let k = 0; k < 40; k += 1) pulls.add(960 * k, 1000 + 20 * k + (k % 2 ? 6 : -6));
+           const steady = pulls.newestMs;
+           pulls.add(960 * 39, 9999);           // the same packet, seen again
+           const again = pulls.newestMs;
+           pulls.add(960 * 40, 1000 + 20 * 40 + 300);
+           return [none, Math.abs(steady - (1000 + 20 * 39 + 4.5)) < 1, again === steady, pulls.newestMs];""",
+    ) == [None, True, True, 2104.5]
+
+
 def test_axes_end_on_round_numbers(page: Page) -> None:
     """The top of a plot is 1, 2 or 5 times a power of ten, at or above the largest value."""
     assert page.evaluate(
