@@ -128,14 +128,23 @@ class PageCall:
         return self._webrtc.position(stream)
 
     async def flush(self) -> None:
-        resume_rtp = self._webrtc.flush()
-        if resume_rtp is None:
-            return
-        self._flushed.clear()
-        self._put(signaling.flush(resume_rtp))
+        if not self._webrtc.is_paused:
+            self.pause()
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_CONFIRM_S):
                 await self._flushed.wait()
+        self._webrtc.resume()
+
+    def pause(self) -> None:
+        resume_rtp = self._webrtc.pause()
+        if resume_rtp is None:
+            self._flushed.set()
+        else:
+            self._flushed.clear()
+            self._put(signaling.flush(resume_rtp))
+
+    def resume(self) -> None:
+        self._webrtc.resume()
 
     def send(self, message: dict[str, Any]) -> None:
         if message["type"] == "user":

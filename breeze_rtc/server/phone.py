@@ -139,6 +139,13 @@ class PhoneCall:
         """The clear has gone out, and what was on its way has been heard."""
         path_delay_ns = self._line.sink.path_delay_ns
         await asyncio.sleep(min(FLUSH_S, path_delay_ns / SECOND))
+        self._line.resume()
+
+    def pause(self) -> None:
+        self._line.pause()
+
+    def resume(self) -> None:
+        self._line.resume()
 
     def send(self, message: dict[str, Any]) -> None:
         """What a page would show: a telephone shows nothing, so the figures are taken and the rest is left."""

@@ -83,6 +83,7 @@ class _Sent:
     """Packets at the carrier, or played there: [start, start + packets) of a stream."""
 
     stream: int
+    packets: tuple[SpeechPacket, ...]
     start_samples: int
     samples: int
     # When it would be played if it were there at once.
@@ -131,6 +132,8 @@ class FarBuffer:
         self._delay_ns: int | None = None
         self._round_trip_ns: int | None = None
         self._must_clear = False
+        self.is_paused = False
+        """True from `pause` to `resume`: nothing is sent."""
         self.has_room = True
         """False while the carrier says that its buffer is full."""
         # Times that the carrier ran dry in the middle of a stream.
@@ -179,6 +182,18 @@ class FarBuffer:
         self._must_clear = self._must_clear or unheard_there > 0
         return unheard + unheard_there
 
+    def pause(self) -> None:
+        """Say nothing until `resume`, and keep all there is to say.
+
+        `due` says a `Clear` next; what the carrier will not have played when it arrives is sent again later.
+        """
+        self._must_clear = self._must_clear or not self.is_paused
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Speak on from the packet that holds the first sample that was not heard."""
+        self.is_paused = False
+
     # --- the wire
 
     def due(self, now: int) -> list[Sending]:
@@ -206,7 +221,7 @@ class FarBuffer:
         self._now = now
         if self._must_clear:
             return now
-        if self._head() is None or not self.has_room:
+        if self._head() is None or not self.has_room or self.is_paused:
             return None
         # A mark's worth at a time: few messages, and the lead stays near its bound.
         at_ns = self._carrier_until() - max(PACKET_NS, self._lead_ns - MARK_PACKETS * PACKET_NS)
@@ -266,7 +281,7 @@ class FarBuffer:
             heard_samples=self.heard_samples(stream, now),
             at_ns=now,
             path_delay_ns=self.path_delay_ns,
-            is_playing=not self._is_blocked(now),
+            is_playing=not (self.is_paused or self._is_blocked(now)),
             is_measured=self.is_measured,
         )
 
@@ -305,7 +320,7 @@ class FarBuffer:
         samples = len(packets) * self._packet_samples
         self._plays_until_ns += samples_to_ns(samples, self._sample_rate)
         start_samples = packets[0].start_samples
-        self._sent.append(_Sent(stream, start_samples, samples, begins_ns, self._plays_until_ns))
+        self._sent.append(_Sent(stream, packets, start_samples, samples, begins_ns, self._plays_until_ns))
         entry.sent_samples = start_samples + samples
         if entry.first_sent_ns is None:
             entry.first_sent_ns = begins_ns
@@ -320,9 +335,14 @@ class FarBuffer:
         return Mark(mark.name)
 
     def _settle(self, now: int) -> None:
-        """A clear leaves now.  What the carrier plays until it arrives will be heard, and nothing after it."""
+        """A clear leaves now.  What the carrier plays until it arrives will be heard, and nothing after it; of streams
+        that go on, what comes after it is queued again."""
         arrives_ns = now + self._one_way() - self._carrier_delay()
         arrives_ns = min(arrives_ns, self._not_beyond(now))
+        for sent in reversed(self._sent):
+            if sent.ends_ns > arrives_ns and not (entry := self._streams[sent.stream]).is_cleared:
+                played = ns_to_samples(max(0, arrives_ns - sent.begins_ns), self._sample_rate) // self._packet_samples
+                entry.packets.extendleft(reversed(sent.packets[played:]))
         kept: deque[_Sent] = deque()
         for sent in self._sent:
             if sent.begins_ns >= arrives_ns:
@@ -342,7 +362,12 @@ class FarBuffer:
         self._marked_until_ns = self._plays_until_ns
 
     def _may_send(self, now: int) -> bool:
-        return self.has_room and self._lead_at(now) + PACKET_NS <= self._lead_ns and not self._is_blocked(now)
+        return (
+            self.has_room
+            and not self.is_paused
+            and self._lead_at(now) + PACKET_NS <= self._lead_ns
+            and not self._is_blocked(now)
+        )
 
     def _lead_at(self, now: int) -> int:
         """Sound at the carrier that it has not played."""

@@ -164,6 +164,16 @@ class PhoneLine:
         self._changed.set()
         return unheard
 
+    def pause(self) -> None:
+        """Fall silent and keep what is to be said."""
+        self.sink.pause()
+        self._changed.set()
+
+    def resume(self) -> None:
+        """Speak on from the first sample that was not heard."""
+        self.sink.resume()
+        self._changed.set()
+
     def position(self, stream: int) -> PlaybackReport:
         """Where the caller is in `stream` now."""
         return self.sink.report(stream, self._clock.now())

@@ -164,6 +164,8 @@ class Playout:
         self.is_held = False
         # Speech keeps out of the slots before this one.
         self._speech_from_slot = 0
+        # While speech is paused: the ticks at which the ear fell silent.
+        self._paused_ticks: int | None = None
         # Streams by id, in speaking order; one leaves when it was heard in full and that was a while ago.
         self._streams: dict[int, _Stream] = {}
         # Streams that left -> media position heard; the oldest are forgotten.
@@ -242,7 +244,7 @@ class Playout:
         due = self._last_slot + 1
         index = self.clock.slot_at(now)
         assert index >= due, "a slot leaves once, and never ahead of its time"
-        may_speak = self.is_open and not self.is_held and index >= self._speech_from_slot
+        may_speak = self.is_open and not (self.is_held or self.is_paused) and index >= self._speech_from_slot
         head = self._head()
         if self._is_in_speech(head) and may_speak and now < self.clock.leaves_at(due + 1) + self._grace_ns:
             index = due
@@ -270,12 +272,27 @@ class Playout:
         """
         for stream in self.streams:
             self.clear(stream)
-        if self.clock is None:
-            return 0
-        upcoming = max(self._last_slot + 1, self.clock.slot_at(now))
-        self._speech_from_slot = upcoming + GUARD_SLOTS
-        # One slot on: the decoder still gives out its look-ahead, 6.5 ms, after the last packet of speech.
-        return (upcoming + 1) * SLOT_TICKS
+        self.resume()
+        return self._quiet_from(now)
+
+    def pause(self, now: int) -> int:
+        """Say nothing until `resume`, and keep all there is to say; returns what `flush` does.
+
+        The ear's place counts as where it fell silent, until `silenced_at` knows better.
+        """
+        if self._paused_ticks is None:
+            self._paused_ticks = self._ear()
+        return self._quiet_from(now)
+
+    def resume(self) -> None:
+        """Speak on from the packet that holds the first sample that was not heard; up to 20 ms are heard twice."""
+        if self._paused_ticks is not None:
+            ticks, self._paused_ticks = self._paused_ticks, None
+            self._requeue(ticks)
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused_ticks is not None
 
     def rewind(self, ticks: int) -> None:
         """The connection is gone, and `ticks` is as far as the ear came: queue again what was sent after that.
@@ -284,6 +301,17 @@ class Playout:
         (`open`).  The slot clock runs on meanwhile, and its slots are nobody's gap.
         """
         self.is_open = self.is_held = False
+        self._requeue(ticks if self._paused_ticks is None else min(ticks, self._paused_ticks))
+
+    def _quiet_from(self, now: int) -> int:
+        if self.clock is None:
+            return 0
+        upcoming = max(self._last_slot + 1, self.clock.slot_at(now))
+        self._speech_from_slot = upcoming + GUARD_SLOTS
+        # One slot on: the decoder still gives out its look-ahead, 6.5 ms, after the last packet of speech.
+        return (upcoming + 1) * SLOT_TICKS
+
+    def _requeue(self, ticks: int) -> None:
         for stream, entry in self._streams.items():
             entry.heard_samples = self.heard_samples(stream, ticks)
             while entry.sent and entry.sent[-1][0] + SLOT_TICKS > ticks:
@@ -317,13 +345,13 @@ class Playout:
     def dry_at(self, stream: int, now: int) -> int | None:
         """When the queue of `stream` runs empty: the slot that its next packet must not miss.
 
-        In the past when it has run dry in mid-stream.  While speech waits for the listener the time moves along with
-        `now`.  None where nothing more is due: ended, cleared, unknown.
+        In the past when it has run dry in mid-stream.  While speech waits for the listener or is paused, the time moves
+        along with `now`.  None where nothing more is due: ended, cleared, unknown.
         """
         entry = self._streams.get(stream)
         if entry is None or entry.is_ended:
             return None
-        if self.clock is None:
+        if self.clock is None or self.is_paused:
             return now + self._packets_until(stream) * SLOT_NS
         if entry.dry_slot is not None and not entry.packets:
             return self.clock.leaves_at(entry.dry_slot)
@@ -349,6 +377,8 @@ class Playout:
         entry = self._streams.get(stream)
         if entry is None:
             return self._past.get(stream, 0)
+        if self._paused_ticks is not None:
+            ticks = min(ticks, self._paused_ticks)
         for run in reversed(entry.runs):
             if ticks >= run.first_ticks:
                 samples = min(run.samples, rtp.samples_of(ticks - run.first_ticks, self._sample_rate))
@@ -383,7 +413,9 @@ class Playout:
         return self._end_ticks(entry.runs[-1]) if entry is not None and entry.runs else None
 
     def silenced_at(self, ticks: int) -> None:
-        """The listener fell silent at `ticks`: of cleared streams nothing after that was heard."""
+        """The listener fell silent at `ticks`: of cleared streams, and of what is paused, nothing after was heard."""
+        if self._paused_ticks is not None:
+            self._paused_ticks = ticks
         for entry in self._streams.values():
             if not entry.is_cleared:
                 continue
@@ -395,6 +427,8 @@ class Playout:
 
     def forget(self, ticks: int) -> None:
         """The ear is at `ticks`: drop what it heard some time ago."""
+        if self._paused_ticks is not None:
+            ticks = min(ticks, self._paused_ticks)
         past_ticks = ticks - MEMORY_TICKS
         for stream, entry in list(self._streams.items()):
             while entry.sent and entry.sent[0][0] + SLOT_TICKS <= past_ticks:

@@ -196,7 +196,23 @@ class WebRtcCall:
         """Clear every stream.  Returns the RTP timestamp from which the page may sound again, to be sent to it at once;
         None when nothing has been sent, so that there is nothing to silence."""
         now = self._clock.now()
-        resume_ticks = self.sink.flush(now)
+        return self._hush(self.sink.flush(now), now)
+
+    def pause(self) -> int | None:
+        """Fall silent until `resume` and keep every stream; what was sent and not heard is spoken again then.  Returns
+        what `flush` does."""
+        now = self._clock.now()
+        return self._hush(self.sink.pause(now), now)
+
+    def resume(self) -> None:
+        """Speak on from the first sample that was not heard."""
+        self.sink.resume()
+
+    @property
+    def is_paused(self) -> bool:
+        return self.sink.is_paused
+
+    def _hush(self, resume_ticks: int, now: int) -> int | None:
         if self._playhead is None:
             return None
         self._flushed_at = now
@@ -403,7 +419,7 @@ class WebRtcCall:
             at_ns=now,
             path_delay_ns=where.path_delay_ns if where is not None else ESTIMATE_NS,
             dry_at_ns=self.sink.dry_at(stream, now),
-            is_playing=where.is_playing if where is not None else True,
+            is_playing=not self.sink.is_paused and (where.is_playing if where is not None else True),
             is_measured=where.is_measured if where is not None else False,
         )
 

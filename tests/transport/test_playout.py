@@ -286,6 +286,59 @@ def test_what_was_sent_but_muted_is_not_heard() -> None:
     assert playout.is_heard(1, 2 * SLOT_TICKS + 480)
 
 
+def test_a_pause_keeps_what_was_not_heard_and_speech_goes_on_there() -> None:
+    """Six packets left, two and a half were heard: the third leaves again, whatever time the pause took, and the rest
+    follows; what is written meanwhile waits behind it, and the pause is no gap."""
+    playout = started()
+    playout.write(1, packets(8))
+    run(playout, 6)
+    resume = playout.pause(T0 + 6 * SLOT_NS - 1)
+    playout.silenced_at(2 * SLOT_TICKS + 480)
+    playout.write(1, packets(1, first=8))
+    playout.end(1)
+    quiet = run(playout, 200)
+    playout.forget(playout.sent_ticks)
+    assert resume == 7 * SLOT_TICKS
+    assert speakers(quiet) == [None] * 200
+    assert playout.heard_samples(1, playout.sent_ticks) == 2 * 480 + 240
+    assert not playout.is_heard(1, playout.sent_ticks)
+    playout.resume()
+    assert [slot.payload for slot in run(playout, 8)] == [*(b"p%d" % k for k in range(2, 9)), SILENCE_PACKET]
+    assert playout.heard_samples(1, 206 * SLOT_TICKS + 480) == 2 * 480 + 240
+    assert playout.is_heard(1, playout.sent_ticks)
+    assert playout.gaps == 0
+
+
+def test_a_pause_that_ends_soon_waits_for_the_page_to_un_mute() -> None:
+    """Without a word from the page the ear's estimated place counts; no speech before the guard is over."""
+    playout = Playout(ear=lambda: 3 * SLOT_TICKS)
+    playout.start(T0)
+    playout.open()
+    playout.write(1, packets(8))
+    run(playout, 5)
+    playout.pause(playout.next_at())
+    playout.resume()
+    slots = run(playout, GUARD_SLOTS + 2)
+    assert [slot.payload for slot in slots] == [SILENCE_PACKET] * GUARD_SLOTS + [b"p3", b"p4"]
+
+
+def test_what_is_cleared_in_a_pause_was_heard_up_to_its_beginning() -> None:
+    """The interruption was real: nothing of it comes again, and new speech goes at once."""
+    playout = Playout(ear=lambda: playout.sent_ticks)
+    playout.start(T0)
+    playout.open()
+    playout.write(1, packets(8))
+    run(playout, 6)
+    playout.pause(playout.next_at())
+    playout.silenced_at(2 * SLOT_TICKS + 480)
+    run(playout, 20)
+    assert playout.clear(1) == 8 * 480 - (2 * 480 + 240)
+    playout.resume()
+    playout.write(2, packets(1, name=b"new"))
+    assert [slot.payload for slot in run(playout, 1)] == [b"new0"]
+    assert playout.heard_samples(1, 1_000_000) == 2 * 480 + 240
+
+
 def test_the_map_knows_a_gap() -> None:
     """The ear stands still in the speech while silence passes."""
     playout = started()
@@ -393,6 +446,8 @@ steps = st.lists(
         st.tuples(st.just("clear"), st.integers(1, 4), st.just(0)),
         st.tuples(st.just("flush"), st.just(0), st.just(0)),
         st.tuples(st.just("hold"), st.integers(0, 1), st.just(0)),
+        st.tuples(st.just("pause"), st.integers(0, 12), st.integers(0, 959)),
+        st.tuples(st.just("resume"), st.just(0), st.just(0)),
         st.tuples(st.just("reconnect"), st.integers(0, 12), st.integers(0, 959)),
         st.tuples(st.just("stall"), st.integers(0, 9), st.integers(0, SLOT_NS - 1)),
         st.tuples(st.just("forget"), st.integers(0, 400_000), st.just(0)),
@@ -416,7 +471,15 @@ def test_laws(script: list[tuple[str, int, int]]) -> None:
     cleared: set[int] = set()
     indices: list[int] = []
     ear = -1
+    paused_at: int | None = None
     now = T0
+
+    def again_from(ticks: int) -> None:
+        for stream in set(sent) - cleared:
+            again = [number for at, number in sent[stream] if at + 960 > ticks]
+            queued[stream] = again + queued[stream]
+            del sent[stream][len(sent[stream]) - len(again) :]
+
     for verb, a, b in script:
         if verb == "write":
             k = written.get(a, 0)
@@ -437,8 +500,19 @@ def test_laws(script: list[tuple[str, int, int]]) -> None:
             over.update(playout.streams)
             resume = playout.flush(now)
             assert resume >= playout.sent_ticks
+            paused_at = None
         elif verb == "hold":
             playout.is_held = bool(a)
+        elif verb == "pause" and paused_at is None:
+            paused_at = ear = max(ear, min(playout.sent_ticks, playout.sent_ticks - a * 960 + b))
+            playout.pause(now)
+            playout.silenced_at(ear)
+        elif verb == "resume" and paused_at is not None:
+            before = [playout.heard_samples(stream, ear) for stream in written]
+            playout.resume()
+            assert [playout.heard_samples(stream, ear) for stream in written] == before
+            again_from(paused_at)
+            paused_at = None
         elif verb == "forget":
             ear = max(ear, min(a, playout.sent_ticks))
             playout.forget(ear)
@@ -448,10 +522,7 @@ def test_laws(script: list[tuple[str, int, int]]) -> None:
             playout.rewind(ear)
             playout.open()
             assert [playout.heard_samples(stream, ear) for stream in written] == before
-            for stream in set(sent) - cleared:
-                again = [number for ticks, number in sent[stream] if ticks + 960 > ear]
-                queued[stream] = again + queued[stream]
-                del sent[stream][len(sent[stream]) - len(again) :]
+            again_from(ear if paused_at is None else paused_at)
         now = max(now, playout.next_at())
         if verb == "stall":
             now += a * SLOT_NS + b
@@ -465,6 +536,7 @@ def test_laws(script: list[tuple[str, int, int]]) -> None:
             assert slot.payload == SILENCE_PACKET
             continue
         assert slot.stream not in cleared
+        assert paused_at is None
         number = int(slot.payload.split(b":")[1])
         assert number == queued[slot.stream].pop(0)
         sent.setdefault(slot.stream, []).append((slot.ticks, number))

@@ -277,6 +277,30 @@ async def test_after_a_flush_no_old_sound_follows_and_the_new_sound_is_whole() -
         assert stats.gap_slots <= stats.missed_slots
 
 
+async def test_after_a_pause_speech_goes_on_where_the_listener_fell_silent() -> None:
+    """The packet that held the first unheard sample is the first of the rest, and the position ends where it should."""
+    async with Conversation() as talk:
+        packets = speech(1.5)
+        talk.say(1, packets)
+        await talk.until(lambda: talk.is_heard(1, 24_000 // 4))
+        resume_rtp = talk.call.pause()
+        assert resume_rtp is not None
+        message = talk.listener.mute()
+        talk.call.flushed(message)
+        await talk.until(lambda: rtp.distance(resume_rtp, talk.listener.heard[-1].rtp) >= 25 * 960)
+        held = talk.call.position(1)
+        assert not held.is_playing
+        assert held.heard_samples == talk.call.sink.heard_samples(1, rtp.distance(talk.origin, message.rtp) - 312)
+        talk.listener.muted = False
+        paused_until = talk.call.sink.sent_ticks
+        talk.call.resume()
+        await talk.until(lambda: talk.is_heard(1, 480 * len(packets)))
+        spoken = [slot for slot in talk.slots if slot.stream == 1]
+        again = [slot.payload for slot in spoken if slot.ticks >= paused_until]
+        assert again == [packet.payload for packet in packets[held.heard_samples // 480 :]]
+        assert talk.call.stats().gaps == 0
+
+
 async def test_what_was_under_way_at_a_flush_counts_as_unheard() -> None:
     """The page muted before it left the loudspeaker; its own word says where."""
     async with Conversation() as talk:
