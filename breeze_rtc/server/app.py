@@ -53,7 +53,8 @@ from breeze_rtc.scheduling.stream import Priority
 from breeze_rtc.server import metrics as metrics_module
 from breeze_rtc.server.call import PageCall, refuse
 from breeze_rtc.server.metrics import Metrics
-from breeze_rtc.server.phone import Phone, PhoneCall, PhoneDoor
+from breeze_rtc.server.phone import Phone, PhoneDoor
+from breeze_rtc.server.phone_call import AudioSocketCall, CarrierCall, Desk
 from breeze_rtc.transport.carrier import Carrier
 from breeze_rtc.transport.pacer import Pacer
 from breeze_rtc.transport.signaling import MAX_MESSAGE_BYTES, IceServer
@@ -146,6 +147,7 @@ class VoiceServer:
         self._allowed_origins = frozenset(origin.rstrip("/") for origin in allowed_origins)
         self._silent_page_s = silent_page_s
         self._phone = PhoneDoor(phone, self.phone_call) if phone is not None else None
+        self._audio_socket = phone.audio_socket if phone is not None else None
         self._on_ready = on_ready
         self._clock = clock or MonotonicClock()
         self._activity: VoiceActivity | None = None
@@ -153,7 +155,7 @@ class VoiceServer:
         self._warming: asyncio.Task[None] | None = None
         # One ticker for the packets of all calls.
         self._pacer = Pacer(self._clock)
-        self._calls: set[PageCall | PhoneCall] = set()
+        self._calls: set[PageCall | CarrierCall | AudioSocketCall] = set()
         self._speech_requests = 0
 
     # -- life
@@ -164,6 +166,7 @@ class VoiceServer:
         async with self.engine:
             self._activity = VoiceActivity()
             self._open_ears()
+            asterisk = await self._open_audio_socket()
             switch_interval_s = sys.getswitchinterval()
             sys.setswitchinterval(min(switch_interval_s, SWITCH_INTERVAL_S))
             try:
@@ -171,6 +174,8 @@ class VoiceServer:
                 yield
             finally:
                 sys.setswitchinterval(switch_interval_s)
+                if asterisk is not None:
+                    asterisk.close()
                 for call in self._calls:
                     call.stop()
                 if self._warming is not None:
@@ -178,6 +183,15 @@ class VoiceServer:
                 if self._listener is not None:
                     await self._listener.close()
                 self._activity.close()
+
+    async def _open_audio_socket(self) -> asyncio.Server | None:
+        if self._audio_socket is None:
+            return None
+        host, port = self._audio_socket
+        try:
+            return await asyncio.start_server(self.audio_socket, host, port)
+        except OSError as error:
+            raise BadRequest(f"cannot answer AudioSocket at {host}:{port}: {error.strerror}") from error
 
     def _open_ears(self) -> None:
         if not self._listens:
@@ -260,21 +274,29 @@ class VoiceServer:
 
     async def phone_call(self, socket: WebSocket, carrier: Carrier) -> None:
         """A carrier's call; see `phone`."""
-        if len(self._calls) >= self._max_calls or self._activity is None or not self.engine.is_running:
-            self.metrics.refused.labels("too_many_calls").inc()
+        desk = self._desk()
+        if desk is None:
             await socket.close(1013)  # Before accept: the carrier is refused, and can try another server.
             return
         await socket.accept()
-        call = PhoneCall(
-            socket,
-            carrier,
-            engine=self.engine,
-            callbacks=self._callbacks,
-            metrics=self.metrics,
-            activity=self._activity,
-            ears=self._listener,
-            clock=self._clock,
-        )
+        await self._hold_phone(CarrierCall(socket, carrier, desk))
+
+    async def audio_socket(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A call that Asterisk brings over TCP."""
+        desk = self._desk()
+        if desk is None:
+            writer.close()
+            return
+        await self._hold_phone(AudioSocketCall(reader, writer, desk, pacer=self._pacer))
+
+    def _desk(self) -> Desk | None:
+        """What one more telephone call needs; None when there is no room for it."""
+        if len(self._calls) >= self._max_calls or self._activity is None or not self.engine.is_running:
+            self.metrics.refused.labels("too_many_calls").inc()
+            return None
+        return Desk(self.engine, self._callbacks, self.metrics, self._activity, self._listener, self._clock)
+
+    async def _hold_phone(self, call: CarrierCall | AudioSocketCall) -> None:
         self._calls.add(call)
         try:
             log.info("a telephone call ended: %s", await call.hold())

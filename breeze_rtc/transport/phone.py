@@ -2,39 +2,26 @@
 
 The socket belongs to somebody else: what it brings goes into `receive`, what it is to carry comes out of `run`.  Speech
 comes as Opus packets, like everywhere, and is decoded at the line's own rate, which is all the resampling it needs.
-The caller's voice leaves as blocks of 16 kHz, whatever the line has, and counts time: where a line sends nothing in
-silence, silence is put in.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from breeze_rtc.clock import MS, SECOND, Clock
 from breeze_rtc.errors import PeerError
 from breeze_rtc.media.libopus import Decoder
 from breeze_rtc.media.line_codec import LineCodec
-from breeze_rtc.media.resample import Resampler
 from breeze_rtc.playback import PlaybackReport, SpeechPacket
+from breeze_rtc.transport.caller import CallerVoice
 from breeze_rtc.transport.carrier import Audio, Carrier, Complaint, Digit, Flow, Out, Played, Started, Stopped
 from breeze_rtc.transport.far_buffer import Clear, FarBuffer, Mark, Sound
 
-RATE = 16_000
-BLOCK = 320
-"""20 ms."""
 REPORT_NS = 100 * MS
-SILENT_NS = 200 * MS
-"""A line that has brought nothing for so long is silent, not late."""
-MAX_WAITING_BLOCKS = 100
-"""Two seconds of the caller's voice wait for their reader; then the oldest go."""
-
-Samples = NDArray[np.float32]
 
 
 class PhoneLine:
@@ -55,9 +42,8 @@ class PhoneLine:
         """What the carrier said about the call; None until it has."""
         self.closed = asyncio.Event()
         """The carrier ended the call."""
+        self.caller = CallerVoice(clock)
         self.complaints: list[Complaint] = []
-        self.dropped_blocks = 0
-        """Of the caller's voice, because nobody read it in time."""
         self._carrier = carrier
         self._clock = clock
         self._on_report = on_report
@@ -66,12 +52,7 @@ class PhoneLine:
         self._has_started = asyncio.Event()
         # The decoder of the stream that is being spoken.
         self._decoder: tuple[int, Decoder] | None = None
-        self._resampler: Resampler | None = None
-        self._rest: Samples = np.zeros(0, np.float32)
-        self._blocks: deque[Samples] = deque()
-        self._has_block = asyncio.Event()
-        # When the caller's voice was last known, and how much of a lost piece there was.
-        self._heard_until_ns = 0
+        # How much there was in the last piece of the caller's voice: as much as in one that is lost.
         self._piece_samples = 0
         self._told: set[int] = set()
 
@@ -83,8 +64,6 @@ class PhoneLine:
             match event:
                 case Started():
                     self.started = event
-                    self._resampler = Resampler(event.hears.sample_rate, RATE)
-                    self._heard_until_ns = self._clock.now()
                     self._has_started.set()
                 case Audio():
                     self._hear(event.payload)
@@ -146,7 +125,7 @@ class PhoneLine:
     def close(self) -> None:
         """The call is over."""
         self.closed.set()
-        self._has_block.set()
+        self.caller.close()
         self._changed.set()
 
     # --- the session's side
@@ -174,22 +153,13 @@ class PhoneLine:
         self.sink.resume()
         self._changed.set()
 
+    @property
+    def path_delay_ns(self) -> int:
+        return self.sink.path_delay_ns
+
     def position(self, stream: int) -> PlaybackReport:
         """Where the caller is in `stream` now."""
         return self.sink.report(stream, self._clock.now())
-
-    async def microphone(self) -> AsyncIterator[Samples]:
-        """The caller: blocks of 20 ms at 16 kHz, in order, until the call ends.  For one reader."""
-        await self._has_started.wait()
-        while not self.closed.is_set():
-            while self._blocks:
-                yield self._blocks.popleft()
-            self._has_block.clear()
-            try:
-                async with asyncio.timeout(SILENT_NS / SECOND):
-                    await self._has_block.wait()
-            except TimeoutError:
-                self._fill_silence(self._clock.now())
 
     # ---
 
@@ -204,7 +174,7 @@ class PhoneLine:
         return codec.encode(samples)
 
     def _hear(self, payload: bytes | None) -> None:
-        if self.started is None or self._resampler is None:
+        if self.started is None:
             return
         hears = self.started.hears
         if payload is None:
@@ -212,27 +182,7 @@ class PhoneLine:
         else:
             pcm = hears.decode(payload)
             self._piece_samples = len(pcm)
-        now = self._clock.now()
-        if now - self._heard_until_ns > SILENT_NS:
-            self._fill_silence(now)
-        self._heard_until_ns = max(self._heard_until_ns, now - SECOND) + len(pcm) * SECOND // hears.sample_rate
-        self._push(self._resampler.push(pcm))
-
-    def _fill_silence(self, now: int) -> None:
-        """Nothing has come since: that was silence, up to now."""
-        blocks = max(0, (now - self._heard_until_ns) // (20 * MS))
-        self._heard_until_ns += blocks * 20 * MS
-        self._push(np.zeros(min(blocks, MAX_WAITING_BLOCKS) * BLOCK, np.float32))
-
-    def _push(self, samples: Samples) -> None:
-        self._rest = np.concatenate((self._rest, samples))
-        while len(self._rest) >= BLOCK:
-            self._blocks.append(self._rest[:BLOCK])
-            self._rest = self._rest[BLOCK:]
-        while len(self._blocks) > MAX_WAITING_BLOCKS:
-            self._blocks.popleft()
-            self.dropped_blocks += 1
-        self._has_block.set()
+        self.caller.hear(pcm, hears.sample_rate)
 
     def _tell(self, now: int) -> None:
         streams = self.sink.streams

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,7 +20,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from breeze_rtc.agent.session import AgentSession, Callbacks, SpeechHandle, UserTurn
+from breeze_rtc.media.line_codec import LineCodec
 from breeze_rtc.server.phone import Phone
+from breeze_rtc.transport.audio_socket import Inbox, message
 
 PHONE = Phone("https://agent.example.org", key="secret")
 LONG = "one two three four five six seven eight nine ten eleven twelve"
@@ -62,8 +65,8 @@ async def ringing(agent: Agent, phone: Phone = PHONE, **options: Any) -> AsyncIt
 @asynccontextmanager
 async def calling(hall: Hall, path: str = "/phone/secret/twilio", **options: Any) -> AsyncIterator[CarrierLine]:
     address = hall.http.replace("http", "ws") + path
-    async with connect(address, **options) as socket:
-        line = CarrierLine(socket)
+    async with connect(address, **options) as connection:
+        line = CarrierLine(connection)
         try:
             yield line
         finally:
@@ -257,4 +260,87 @@ async def test_with_twilios_token_only_twilio_gets_in() -> None:
         async with calling(hall, additional_headers={"X-Twilio-Signature": socket_signature}) as line:
             await line.start()
             await until(lambda: agent.heard == ["one two three"])
+        await hall.is_free()
+
+
+class AudioSocket:
+    """Asterisk's side: it gets 20 ms at a time and hands them on."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.frames: list[bytes] = []
+        self.has_ended = False
+
+    async def __aenter__(self) -> AudioSocket:
+        self._reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writer.write(message(0x01, bytes(16)))
+        self._task = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._task.cancel()
+        self.writer.close()
+
+    @property
+    def speech_s(self) -> float:
+        return sum(any(frame) for frame in self.frames) * 0.02
+
+    async def _read(self) -> None:
+        inbox = Inbox()
+        while data := await self._reader.read(1_000):
+            for item in inbox.feed(data):
+                self.has_ended = self.has_ended or item.kind == 0x00
+                if item.kind == 0x10:
+                    self.frames.append(item.payload)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def test_asterisk_hears_the_greeting_over_audiosocket_and_silence_around_it() -> None:
+    """A peer that sends nothing at all gets its 20 ms from the first moment on."""
+    agent = Agent()
+    port = free_port()
+    async with ringing(agent, Phone("http://localhost", audio_socket=("127.0.0.1", port))) as hall:
+        async with AudioSocket(port) as asterisk:
+            began = asyncio.get_running_loop().time()
+            await until(lambda: agent.heard == ["one two three"])
+            took_s = asyncio.get_running_loop().time() - began
+            assert 1.15 <= asterisk.speech_s <= 1.3
+            assert abs(len(asterisk.frames) * 0.02 - took_s) < 0.1
+        await hall.is_free()
+
+
+async def test_an_agent_that_ends_an_audiosocket_call_hangs_up() -> None:
+    async def farewell(session: AgentSession) -> None:
+        await session.say("good bye")
+        await session.close()
+
+    port = free_port()
+    phone = Phone("http://localhost", audio_socket=("127.0.0.1", port))
+    async with serving(Callbacks(on_enter=farewell), phone=phone) as hall:
+        async with AudioSocket(port) as asterisk:
+            await until(lambda: asterisk.has_ended)
+            assert 0.75 <= asterisk.speech_s <= 0.9
+        await hall.is_free()
+
+
+async def test_a_voice_over_audiosocket_interrupts() -> None:
+    agent = Agent(LONG)
+    port = free_port()
+    async with ringing(agent, Phone("http://localhost", audio_socket=("127.0.0.1", port))) as hall:
+        async with AudioSocket(port) as asterisk:
+            await until(lambda: asterisk.speech_s > 1.0)
+            said = LineCodec("L16").encode(spoken("stop it please, I want to ask something", rate=8_000))
+            for at in range(0, len(said), 320):
+                asterisk.writer.write(message(0x10, said[at : at + 320]))
+                await asyncio.sleep(0.018)
+                if agent.cut:
+                    break
+            await until(lambda: bool(agent.cut))
+            assert abs(len(agent.cut[0].heard_text.split()) - asterisk.speech_s / 0.4) <= 1
         await hall.is_free()
