@@ -114,6 +114,23 @@ def test_speech_is_heard_a_line_later_and_a_clear_ends_it_at_once() -> None:
     assert made.sink.is_sent(1)
 
 
+def test_a_pause_is_silent_at_once_and_goes_on_with_the_next_packet() -> None:
+    """What has left will be heard, for nothing can call it back; nothing is said twice."""
+    made, _, clock, _ = line()
+    made.sink.write(1, tuple(SpeechPacket(480 * k, SILENCE_PACKET) for k in range(100)))
+    turn(made, clock, 1_000)
+    made.pause()
+    sent = made.sink.sent_ticks
+    turn(made, clock, 500)
+    assert not made.position(1).is_playing
+    assert made.position(1).heard_samples == sent // 2
+    queued = made.sink.queued_packets
+    made.resume()
+    assert made.sink.queued_packets == queued
+    turn(made, clock, 500)
+    assert made.position(1).heard_samples > sent // 2
+
+
 def test_keys_the_calls_name_and_its_end_are_understood() -> None:
     clock, wire = Watch(), Wire()
     keys: list[str] = []
