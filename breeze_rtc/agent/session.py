@@ -13,7 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Mapping,
+)
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -115,6 +124,7 @@ CallbackResult = AsyncGenerator[str, None] | Awaitable[None]
 OnEnter = Callable[["AgentSession"], CallbackResult]
 OnUserTurn = Callable[["AgentSession", UserTurn], CallbackResult]
 OnInterrupted = Callable[["AgentSession", "SpeechHandle"], CallbackResult]
+OnDtmf = Callable[["AgentSession", str], CallbackResult]
 
 
 @dataclass(slots=True)
@@ -124,6 +134,7 @@ class Callbacks:
     on_enter: OnEnter | None = None
     on_user_turn: OnUserTurn | None = None
     on_interrupted: OnInterrupted | None = None
+    on_dtmf: OnDtmf | None = None
     voice: str | None = None
 
 
@@ -205,6 +216,8 @@ class AgentSession:
     ) -> None:
         self.state = State.LISTENING
         """Who has the floor."""
+        self.metadata: Mapping[str, str] = {}
+        """What is known of the call: of a telephone's, the carrier's names and numbers."""
         self._callbacks = callbacks
         self._call = call
         self._voice = voice
@@ -262,6 +275,16 @@ class AgentSession:
         """The user sent `text`: a turn without sound.  Blank text is no turn."""
         if text.strip() and not self._is_over:
             self._happen(Event.TYPED, UserTurn(text))
+
+    def press(self, digit: str) -> None:
+        """The user pressed a key of the telephone: 0 to 9, *, #, A to D."""
+        if self._callbacks.on_dtmf is None or self._is_over:
+            return
+        result = self._callbacks.on_dtmf(self, digit)
+        if isinstance(result, AsyncGenerator):
+            self._start(result)
+        else:
+            self._spawn(self._aside(result))
 
     async def close(self, timeout_s: float = 15.0) -> None:
         """End the call once what was said has been heard, or after `timeout_s`; may be called twice.
@@ -371,6 +394,13 @@ class AgentSession:
             if self._thinking is asyncio.current_task():
                 self._thinking = None
             self._settle_down()
+
+    async def _aside(self, result: Awaitable[None]) -> None:
+        """A callback that takes nobody's turn."""
+        try:
+            await result
+        except Exception as error:
+            self._report(error)
 
     def _settle_down(self) -> None:
         if not self._speeches and self._thinking is None:

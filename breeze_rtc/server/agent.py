@@ -5,7 +5,7 @@ from __future__ import annotations
 import webbrowser
 from typing import Any
 
-from breeze_rtc.agent.session import Callbacks, OnEnter, OnInterrupted, OnUserTurn
+from breeze_rtc.agent.session import Callbacks, OnDtmf, OnEnter, OnInterrupted, OnUserTurn
 from breeze_rtc.server import app as door
 from breeze_rtc.server.app import VoiceServer
 
@@ -42,6 +42,11 @@ class Agent:
     def on_interrupted(self, callback: OnInterrupted) -> OnInterrupted:
         """`async def f(session, speech)`: `speech` was cut off after `speech.heard_text`."""
         self.callbacks.on_interrupted = callback
+        return callback
+
+    def on_dtmf(self, callback: OnDtmf) -> OnDtmf:
+        """`async def f(session, digit)`: the caller pressed a key of the telephone."""
+        self.callbacks.on_dtmf = callback
         return callback
 
     def mount(self, app: Any, **options: Any) -> VoiceServer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -138,11 +138,16 @@ class Conversation:
             self._metrics.calls.dec()
         self._metrics.calls_ended.labels(self.reason.split(":")[0]).inc()
 
-    async def converse(self) -> None:
-        """The agent's part, from when the call is there."""
+    async def converse(self, metadata: Mapping[str, str]) -> None:
+        """The agent's part, from when the call is there.  metadata: what the line knows of it."""
         self._turn_at = self._clock.now()
+        self._session.metadata = metadata
         await self._session.run()
         self.end("the agent ended the call")
+
+    def press(self, digit: str) -> None:
+        """The caller pressed a key."""
+        self._session.press(digit)
 
     def end(self, reason: str) -> None:
         """End the call; the first reason counts."""
@@ -165,7 +170,11 @@ class CarrierCall:
         self._metrics = desk.metrics
         self._clock = desk.clock
         self._line = PhoneLine(
-            carrier, clock=desk.clock, on_report=desk.engine.report, sample_rate=desk.engine.sample_rate
+            carrier,
+            clock=desk.clock,
+            on_report=desk.engine.report,
+            on_digit=lambda digit: self._call.press(digit),
+            sample_rate=desk.engine.sample_rate,
         )
         self._call = Conversation(desk, self._line, self._line)
         self._last_word_at = desk.clock.now()
@@ -204,7 +213,7 @@ class CarrierCall:
             self._call.end(str(error))
             return
         log.info("a telephone call: %s", started.call or "without a name")
-        await self._call.converse()
+        await self._call.converse(started.parameters)
 
     async def _write(self) -> None:
         with suppress(PeerError):  # It ended before it started, which `_converse` says.
@@ -269,6 +278,7 @@ class AudioSocketCall:
             clock=desk.clock,
             pacer=pacer,
             on_report=desk.engine.report,
+            on_digit=lambda digit: self._call.press(digit),
             sample_rate=desk.engine.sample_rate,
         )
         self._call = Conversation(desk, self._line, self._line.sink)
@@ -276,7 +286,7 @@ class AudioSocketCall:
     async def hold(self) -> str:
         """Hold the call until it ends; returns why, in a few words.  Everything it used is free then."""
         try:
-            await self._call.hold(self._read(), self._call.converse(), self._watch())
+            await self._call.hold(self._read(), self._converse(), self._watch())
         finally:
             self._metrics.gaps.inc(self._line.sink.gaps)
             with suppress(OSError):
@@ -300,6 +310,10 @@ class AudioSocketCall:
                 self._line.receive(data)
             except PeerError as error:
                 return self._call.end(str(error))
+
+    async def _converse(self) -> None:
+        # Asterisk names the call before anything else; one that does not is as good.
+        await self._call.converse({"call": self._line.call})
 
     async def _watch(self) -> None:
         await self._line.closed.wait()

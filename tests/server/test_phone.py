@@ -189,6 +189,30 @@ async def test_an_agent_that_ends_the_call_hangs_up_after_its_last_word() -> Non
     assert not agent.sessions
 
 
+async def test_keys_reach_the_agent_while_it_speaks_and_it_knows_who_calls() -> None:
+    """Pressed in mid-speech; what the callback yields is spoken after it."""
+    start = json.loads(json.dumps(START))
+    start["start"]["customParameters"] = {"caller": "+15550100"}
+    keys: list[tuple[str, str]] = []
+    agent = Agent("one two")
+
+    async def key(session: AgentSession, digit: str) -> AsyncIterator[str]:
+        keys.append((digit, session.metadata["caller"]))
+        yield f"key {digit}"
+
+    callbacks = agent.callbacks
+    callbacks.on_dtmf = key
+    async with serving(callbacks, phone=PHONE) as hall:
+        async with calling(hall) as line:
+            await line.start(start)
+            await until(lambda: line.speech_s > 0.2)
+            dtmf = {"event": "dtmf", "streamSid": "MZ1", "dtmf": {"track": "inbound_track", "digit": "5"}}
+            await line.socket.send(json.dumps(dtmf))
+            await until(lambda: agent.heard == ["one two", "key 5"])
+            assert keys == [("5", "+15550100")]
+        await hall.is_free()
+
+
 async def test_a_line_that_sends_nothing_in_silence_still_gets_its_greeting() -> None:
     """No inbound media at all: marks are all that comes."""
     agent = Agent()
