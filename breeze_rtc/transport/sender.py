@@ -14,6 +14,8 @@ All that is used of the private parts of aiortc 1.16 (and aioice 0.13) for sendi
     what was negotiated.
 `.__ntp_timestamp`, `.__rtp_timestamp`, `.__packet_count`, `.__octet_count`
     what its sender reports and statistics say.
+`._handle_rtcp_packet`, `.__lsr`, `.__lsr_time`
+    what comes back, and when the last sender report left: of a receiver report aiortc keeps only what statistics show.
 `RTCDtlsTransport._state`, `._tx_srtp`
     whether, and with what keys, it is encrypted.
 `RTCIceTransport._connection._nominated`
@@ -32,12 +34,13 @@ from typing import Any, cast
 from aiortc.rtcdtlstransport import State
 from aiortc.rtcrtpparameters import RTCRtpCodecParameters
 from aiortc.rtcrtpsender import RTCRtpSender
-from aiortc.rtp import HeaderExtensions
+from aiortc.rtp import AnyRtcpPacket, HeaderExtensions, RtcpReceiverInfo, RtcpRrPacket, RtcpSrPacket
 
-from breeze_rtc.clock import SECOND, Clock, wall_offset_ns
+from breeze_rtc.clock import SECOND, Clock, MonotonicClock, wall_offset_ns
 from breeze_rtc.media import rtp
 from breeze_rtc.transport.pacer import Pacer
-from breeze_rtc.transport.playout import Playout, Slot
+from breeze_rtc.transport.playhead import ReceiverReport
+from breeze_rtc.transport.playout import SLOT_TICKS, Playout, Slot
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +65,11 @@ class SlotSender:
         clock: Clock,
         on_slot: Callable[[Slot, int], None],
         on_end: Callable[[], None],
+        on_receiver_report: Callable[[ReceiverReport], None] = lambda report: None,
         origin_rtp: int | None = None,
     ) -> None:
-        """`on_slot(slot, now)` is called for each slot after it has left, `on_end()` once when no more will.
+        """`on_slot(slot, now)` is called for each slot after it has left, `on_end()` once when no more will, and
+        `on_receiver_report(report)` when the listener's RTP stack tells of our packets.
 
         origin_rtp: that of the sender before, for a call that goes on over a new connection: with the playout's clock,
             which has started then, timestamps and slots go on as if nothing had been.
@@ -77,6 +82,7 @@ class SlotSender:
         self._clock = clock
         self._on_slot = on_slot
         self._on_end = on_end
+        self._on_receiver_report = on_receiver_report
         # In the lower half at first: a receiver that misses packets at a wrap-around loses track of the encryption.
         self._sequence = secrets.randbits(15)
         # Between the monotonic clock and the wall's, looked at once a second.
@@ -88,6 +94,8 @@ class SlotSender:
         # Done, or failed, when nothing more can be sent; made by `_run`.
         self._over: asyncio.Future[None] | None = None
         self._sender._run_rtp = self._run
+        self._handle_rtcp = self._sender._handle_rtcp_packet
+        self._sender._handle_rtcp_packet = self._on_rtcp
 
     async def _run(self, codec: RTCRtpCodecParameters) -> None:
         """aiortc starts this as a task once the connection is up, and cancels it to stop."""
@@ -111,6 +119,29 @@ class SlotSender:
             self._pacer.leave(self._tick)
             self._sender._RTCRtpSender__rtp_exited.set()
             self._on_end()
+
+    async def _on_rtcp(self, packet: AnyRtcpPacket) -> None:
+        """What aiortc's router has for the sender: its own part first, then ours."""
+        await self._handle_rtcp(packet)
+        if isinstance(packet, RtcpRrPacket | RtcpSrPacket):
+            for block in packet.reports:
+                if block.ssrc == self._sender._ssrc:
+                    self._on_receiver_report(self._receiver_report(block))
+
+    def _receiver_report(self, block: RtcpReceiverInfo) -> ReceiverReport:
+        # The last packet sent is one before the next; packets that were skipped have no number.
+        missing = (self._sequence - 1 - block.highest_sequence) & 0xFFFF
+        rtt_ns = None
+        # Only for the newest of our reports is it known when it left, which is later than the slot that it tells of.
+        if block.dlsr and block.lsr == self._sender._RTCRtpSender__lsr:
+            wall_ns = MonotonicClock().now() + wall_offset_ns()
+            left_ns = round(self._sender._RTCRtpSender__lsr_time * SECOND)
+            rtt_ns = max(0, wall_ns - left_ns - block.dlsr * SECOND // 65_536)
+        return ReceiverReport(
+            arrived_ticks=max(0, self._playout.sent_ticks - missing * SLOT_TICKS),
+            jitter_ns=block.jitter * SECOND // rtp.RTP_RATE,
+            rtt_ns=rtt_ns,
+        )
 
     def _negotiated_extension(self) -> bytes:
         """The header extension of every packet: the section's name, where the peer wants it (RFC 9143 section 15)."""
