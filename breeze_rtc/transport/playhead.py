@@ -82,7 +82,7 @@ FLUSH_GRACE_TICKS = rtp.RTP_RATE // 2
 
 @dataclass(frozen=True, slots=True)
 class ReceiverReport:
-    """What a listener's RTP stack says of our packets (RFC 3550 section 6.4.1): they arrive.  Nothing of their sound."""
+    """What a listener's RTP stack says of our packets (RFC 3550 section 6.4.1): they arrive; not their sound."""
 
     arrived_ticks: int
     """The end of the newest packet that arrived."""
