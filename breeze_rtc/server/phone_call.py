@@ -173,10 +173,10 @@ class CarrierCall:
             carrier,
             clock=desk.clock,
             on_report=desk.engine.report,
-            on_digit=lambda digit: self._call.press(digit),
             sample_rate=desk.engine.sample_rate,
         )
         self._call = Conversation(desk, self._line, self._line)
+        self._line.on_digit = self._call.press
         self._last_word_at = desk.clock.now()
         self._refused = 0
         self._gaps = 0
@@ -278,10 +278,10 @@ class AudioSocketCall:
             clock=desk.clock,
             pacer=pacer,
             on_report=desk.engine.report,
-            on_digit=lambda digit: self._call.press(digit),
             sample_rate=desk.engine.sample_rate,
         )
         self._call = Conversation(desk, self._line, self._line.sink)
+        self._line.on_digit = self._call.press
 
     async def hold(self) -> str:
         """Hold the call until it ends; returns why, in a few words.  Everything it used is free then."""

@@ -83,7 +83,6 @@ class AudioSocketLine:
         clock: Clock,
         pacer: Pacer,
         on_report: Callable[[PlaybackReport], None],
-        on_digit: Callable[[str], None] = lambda digit: None,
         sample_rate: int = 24_000,
     ) -> None:
         """Silence leaves from now on.  sample_rate: what media positions count in."""
@@ -92,12 +91,13 @@ class AudioSocketLine:
         """The call's UUID; "" until it is told."""
         self.closed = asyncio.Event()
         self.caller = CallerVoice(clock)
+        self.on_digit: Callable[[str], None] = lambda digit: None
+        """Called with each key that is pressed."""
         self.unknown = 0
         self._writer = writer
         self._clock = clock
         self._pacer = pacer
         self._on_report = on_report
-        self._on_digit = on_digit
         self._inbox = Inbox()
         self._decoder: tuple[int, Decoder] | None = None
         self._told: set[int] = set()
@@ -114,7 +114,7 @@ class AudioSocketLine:
                 digits = item.payload.hex()
                 self.call = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
             elif item.kind == KEY and item.payload[:1] and chr(item.payload[0]) in "0123456789*#ABCD":
-                self._on_digit(chr(item.payload[0]))
+                self.on_digit(chr(item.payload[0]))
             elif item.kind == HANG_UP:
                 self.close()
             elif item.kind == ERROR:

@@ -33,7 +33,6 @@ class PhoneLine:
         *,
         clock: Clock,
         on_report: Callable[[PlaybackReport], None],
-        on_digit: Callable[[str], None] = lambda digit: None,
         sample_rate: int = 24_000,
     ) -> None:
         """sample_rate: what media positions count in.  on_report: where the caller is, ten times a second."""
@@ -43,11 +42,12 @@ class PhoneLine:
         self.closed = asyncio.Event()
         """The carrier ended the call."""
         self.caller = CallerVoice(clock)
+        self.on_digit: Callable[[str], None] = lambda digit: None
+        """Called with each key that is pressed."""
         self.complaints: list[Complaint] = []
         self._carrier = carrier
         self._clock = clock
         self._on_report = on_report
-        self._on_digit = on_digit
         self._changed = asyncio.Event()
         self._has_started = asyncio.Event()
         # The decoder of the stream that is being spoken.
@@ -70,7 +70,7 @@ class PhoneLine:
                 case Played():
                     self.sink.played(event.mark, self._clock.now())
                 case Digit():
-                    self._on_digit(event.digit)
+                    self.on_digit(event.digit)
                 case Flow():
                     self.sink.has_room = event.has_room
                 case Complaint():

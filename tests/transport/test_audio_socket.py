@@ -139,8 +139,8 @@ def test_keys_the_calls_name_and_its_end_are_understood() -> None:
         clock=clock,
         pacer=Hand(clock),
         on_report=lambda report: None,
-        on_digit=keys.append,
     )
+    made.on_digit = keys.append
     made.receive(message(0x01, bytes(range(16))) + message(0x03, b"7") + message(0x03, b"\xf0") + message(0x42))
     assert made.call == "00010203-0405-0607-0809-0a0b0c0d0e0f"
     assert keys == ["7"]
