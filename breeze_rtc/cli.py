@@ -55,6 +55,16 @@ IceUrl = Annotated[list[str] | None, typer.Option(help="A STUN or TURN address, 
 IceUser = Annotated[str | None, typer.Option(help="The user name for the TURN servers.")]
 IceKey = Annotated[str, typer.Option(help="The environment variable that holds the TURN servers' credential.")]
 Origin = Annotated[list[str] | None, typer.Option(help="Another site whose pages may call, e.g. https://example.org.")]
+PhoneFlag = Annotated[bool, typer.Option("--phone", help="Answer telephone calls too, and say how to connect them.")]
+PhoneUrl = Annotated[str | None, typer.Option(help="How carriers reach this server, e.g. https://agent.example.org.")]
+PhoneKey = Annotated[
+    str,
+    typer.Option(help="The environment variable that holds the secret in the path; empty: one is made up."),
+]
+TwilioToken = Annotated[
+    str, typer.Option(help="The environment variable that holds Twilio's auth token; with it, signatures are checked.")
+]
+AudioSocketPort = Annotated[int | None, typer.Option(min=1, max=65535, help="Answer Asterisk's AudioSocket here too.")]
 Listen = Annotated[bool, typer.Option("--listen/--no-listen", help="Turn the microphone into text.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, not only what goes wrong.")]
 
@@ -82,6 +92,11 @@ def demo(
         **{name: value for name, value in locals().items() if name != "open_browser"},
         max_calls=8,
         record=None,
+        phone=False,
+        phone_url=None,
+        phone_key_env="",
+        twilio_token_env="",
+        audiosocket_port=None,
         ice_server=None,
         ice_user=None,
         ice_credential_env="",
@@ -110,6 +125,11 @@ def serve(
     allowed_origin: Origin = None,
     trace: Trace = None,
     record: Record = None,
+    phone: PhoneFlag = False,
+    phone_url: PhoneUrl = None,
+    phone_key_env: PhoneKey = "BREEZE_PHONE_KEY",
+    twilio_token_env: TwilioToken = "TWILIO_AUTH_TOKEN",
+    audiosocket_port: AudioSocketPort = None,
     listen: Listen = True,
     verbose: Verbose = False,
 ) -> None:
@@ -136,14 +156,22 @@ def _serve(
     allowed_origin: list[str] | None,
     trace: Path | None,
     record: Path | None,
+    phone: bool,
+    phone_url: str | None,
+    phone_key_env: str,
+    twilio_token_env: str,
+    audiosocket_port: int | None,
     listen: bool,
     verbose: bool,
     on_url: Callable[[str], None],
 ) -> None:
     from breeze_rtc.agent import llm, parrot
     from breeze_rtc.server import app as door
+    from breeze_rtc.server.phone import Phone
 
     _log(verbose)
+    if not phone and (phone_url is not None or audiosocket_port is not None):
+        raise BadRequest("--phone-url and --audiosocket-port go with --phone")
     if (llm_base_url is None) != (llm_model is None):
         raise BadRequest("--llm-base-url and --llm-model go together: an endpoint, and the name of a model there")
     ice_servers = _ice_servers(ice_server or [], ice_user, ice_credential_env)
@@ -160,12 +188,24 @@ def _serve(
                 chat = llm.ChatModel(llm_base_url, llm_model, api_key_env=llm_api_key_env)
             if chat is not None:
                 await stack.enter_async_context(chat)
-            url = _url(host, address.getsockname()[1])
+            used_port = address.getsockname()[1]
+            url = _url(host, used_port)
+            telephone: Phone | None = None
+            if phone:
+                key = os.environ.get(phone_key_env)
+                telephone = Phone(
+                    phone_url or url,
+                    **({"key": key} if key else {}),
+                    twilio_token=os.environ.get(twilio_token_env),
+                    audio_socket=(host, audiosocket_port) if audiosocket_port is not None else None,
+                )
 
             def ready(server: door.VoiceServer) -> None:
                 out.print(f"Talk to the agent at {url}", style="bold")
                 if server.listen_fix:
                     out.print(f"{server.listen_fix.rstrip('.')}; until then, type.", markup=False)
+                if telephone is not None:
+                    out.print(telephone.instructions(used_port), markup=False)
                 out.print("Press Ctrl-C to stop.")
                 on_url(url)
 
@@ -180,6 +220,7 @@ def _serve(
                 max_calls=max_calls,
                 ice_servers=ice_servers,
                 allowed_origins=allowed_origin or (),
+                phone=telephone,
                 on_ready=ready,
             )
             server.engine.on_measuring = stack.enter_context(_Measuring()).show

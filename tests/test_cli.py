@@ -71,6 +71,7 @@ def test_say_writes_a_wav(run, tmp_path: Path) -> None:
         (("serve", "--ice-server", "turn:x", "--ice-user", "me"), "BREEZE_ICE_CREDENTIAL"),
         (("serve", "--port", "0", "--model", "/no/such/model"), "/no/such/model"),
         (("serve", "--host", "192.0.2.1"), "cannot listen on 192.0.2.1"),
+        (("serve", "--phone-url", "https://x"), "go with --phone"),
     ],
 )
 def test_what_a_user_can_put_right_is_one_sentence(run, args: tuple[str, ...], words: str) -> None:

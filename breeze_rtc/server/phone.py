@@ -69,6 +69,27 @@ class Phone:
                 return "text/plain", f"Dial(WebSocket/breeze/c(ulaw))   ; [breeze] in websocket_client.conf: uri={url}"
         return "application/xml", f'<?xml version="1.0" encoding="UTF-8"?><Response>{body}</Response>'
 
+    def instructions(self, port: int) -> str:
+        """What to paste where, for each kind of line.  port: where this server listens."""
+        url = self.public_url.rstrip("/")
+        lines = [
+            "Telephone calls are answered. Paste one of these:",
+            f'  Twilio    the number\'s "A call comes in": webhook {url}{self.path("twilio")}, or a TwiML Bin with',
+            f"            {self.answer('twilio')[1].split('?>', 1)[1]}",
+            f"  Telnyx    a TeXML application's voice URL: {url}{self.path('telnyx')}",
+            f"  Plivo     an application's answer URL: {url}{self.path('plivo')}",
+            f"  Vonage    an application's answer URL: {url}{self.path('vonage')}",
+            f"  Asterisk  {self.answer('asterisk')[1]}",
+        ]
+        if self.audio_socket is not None:
+            host, audio_socket_port = self.audio_socket
+            lines.append(f"            or AudioSocket(UUID,{host}:{audio_socket_port}) in the dialplan, UUID being any")
+        if not url.startswith("https://"):
+            lines.append(
+                f"Carriers come by https only: put a proxy before port {port}, and give its address with --phone-url."
+            )
+        return "\n".join(lines)
+
 
 class PhoneDoor:
     """The routes of `Phone`'s settings."""

@@ -265,6 +265,16 @@ async def test_the_answer_to_a_carriers_webhook_says_where_to_stream() -> None:
         assert "wss://agent.example.org/phone/secret/asterisk" in (await client.get("/phone/secret/asterisk")).text
 
 
+def test_what_is_printed_says_what_to_paste_where() -> None:
+    phone = Phone("https://agent.example.org/voice/", key="secret", audio_socket=("127.0.0.1", 9092))
+    text = phone.instructions(8000)
+    assert "webhook https://agent.example.org/voice/phone/secret/twilio" in text
+    assert '<Stream url="wss://agent.example.org/voice/phone/secret/twilio"/>' in text
+    assert "AudioSocket(UUID,127.0.0.1:9092)" in text
+    assert "https only" not in text
+    assert "https only" in Phone("http://127.0.0.1:8000/").instructions(8000)
+
+
 async def test_with_twilios_token_only_twilio_gets_in() -> None:
     """The webhook and the socket, each signed as Twilio's own library signs."""
     phone = Phone("https://agent.example.org", key="secret", twilio_token="12345")
