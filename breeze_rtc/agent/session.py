@@ -39,7 +39,9 @@ from .vad import Cue, Recording, Samples, SpeechGate, VoiceActivity
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-_DRY_VOICE_S = 1.0  # a voice that has made no sound for so long wants more text, whatever the bound says
+# A voice may hold a sentence back until the next one begins.  One with no more sound than this before the ear, and no
+# text for as long as that, is given more, whatever the bound says.
+_SHORT_LEAD_S, _DRY_VOICE_S = 0.8, 0.3
 _PIECE_SECONDS, _MAX_PIECE_SECONDS, _MAX_TURN_SECONDS = 10.0, 25.0, 180.0
 _PARTIAL_SECONDS = 0.8
 _FINALLY_S = 2.0
@@ -491,7 +493,8 @@ class AgentSession:
                 return
             if handle is not None and loop.time() - handle._pushed_at_s > _DRY_VOICE_S:
                 transcript = handle._transcript
-                if transcript.heard_samples >= transcript.delivered_samples:
+                lead_samples = transcript.delivered_samples - transcript.heard_samples
+                if lead_samples < _SHORT_LEAD_S * self._voice.sample_rate:
                     return  # the voice waits for text, not for the listener
             await asyncio.sleep(min(0.25, max(0.02, unheard_s - self._max_unheard_s)))
 

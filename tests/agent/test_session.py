@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -190,6 +191,39 @@ def test_a_voice_that_needs_the_whole_text_gets_it() -> None:
         assert handle.heard_text == handle.text
 
     on_stage(act, voice=WholeVoice)
+
+
+def test_long_sentences_follow_each_other_without_a_hole() -> None:
+    """The voice holds each back until the next one begins, and each alone is longer than the bound."""
+
+    class SentenceVoice(FakeVoice):
+        def speak(self, *, voice: str | None = None) -> Any:
+            reply = super().speak(voice=voice)
+            find = reply._next_word_end
+
+            def next_word_end(start: int) -> int | None:
+                end = find(start)
+                return end if reply._ended or (end is not None and end <= reply.text.rfind(".", 0, -2)) else None
+
+            reply._next_word_end = next_word_end
+            return reply
+
+    sentence = "this sentence goes on for rather longer than the bound on speech that is not heard yet. "
+    words = 5 * len(sentence.split())
+
+    async def text() -> AsyncIterator[str]:
+        for _ in range(5):
+            yield sentence
+
+    async def act(stage: Stage) -> None:
+        handle = await stage.session.say(text())
+        assert handle.heard_text == handle.text
+        assert now() < words * WORD_S + stage.call.sink.delay_s + 0.7
+        (runs,) = stage.call.sink._runs.values()
+        holes = [b - a for (a, _), (b, _) in itertools.pairwise(runs)]
+        assert max(holes) < 0.03
+
+    on_stage(act, voice=SentenceVoice)
 
 
 # -- barge-in
