@@ -16,18 +16,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from breeze_rtc.agent.session import AgentSession, SpeechHandle, UserTurn
+    from breeze_rtc.agent.session import AgentSession, Recovery, SpeechHandle, UserTurn
+    from breeze_rtc.agent.turns import TurnTaking
     from breeze_rtc.runtime.engine import Engine
     from breeze_rtc.server.agent import Agent
 
-__all__ = ["Agent", "AgentSession", "Engine", "SpeechHandle", "UserTurn"]
+__all__ = ["Agent", "AgentSession", "Engine", "Recovery", "SpeechHandle", "TurnTaking", "UserTurn"]
 __version__ = "0.1.0"
 
 _HOMES = {
     "Agent": "breeze_rtc.server.agent",
     "AgentSession": "breeze_rtc.agent.session",
     "Engine": "breeze_rtc.runtime.engine",
+    "Recovery": "breeze_rtc.agent.session",
     "SpeechHandle": "breeze_rtc.agent.session",
+    "TurnTaking": "breeze_rtc.agent.turns",
     "UserTurn": "breeze_rtc.agent.session",
 }
 

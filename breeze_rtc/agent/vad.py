@@ -45,8 +45,8 @@ class SpeechGate:
 
     A frame is voiced from 0.5 up, and stays so down to 0.35 once speech has begun.  Speech begins after `onset_ms` of
     voiced frames, an unvoiced frame taking back what a voiced one gave: a cough of 150 ms does not pass.
-    `min_endpointing_delay_ms` of silence ends the turn; the lull comes earlier, so that the words are already read when
-    the turn ends.
+    `min_endpointing_delay_ms` of silence ends the turn, or what `wait` has said since; the lull comes earlier, so that
+    the words are already read when the turn ends.
     """
 
     def __init__(
@@ -58,12 +58,33 @@ class SpeechGate:
         """At an ONSET: how long ago its first voiced frame began."""
         self._onset_ms = onset_ms
         self._lull_ms = lull_ms
-        self._pause_ms = min_endpointing_delay_ms
+        self._min_pause_ms = self._pause_ms = min_endpointing_delay_ms
         self._on, self._off = threshold, threshold - 0.15
         self._credit_ms = 0
         self._age_ms = 0
         self._silent_ms = 0
         self._lulled = False
+        self.voiced_ms = 0
+        """Voiced sound since the ONSET."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the last frame had no voice in it."""
+        return self._silent_ms > 0 or not self.is_speech
+
+    @property
+    def silent_ms(self) -> int:
+        """Silence since the last voiced frame of this turn."""
+        return self._silent_ms
+
+    def wait(self, pause_ms: int) -> None:
+        """The silence that has begun ends the turn after `pause_ms`; the next one as before."""
+        self._pause_ms = pause_ms
+
+    def reset(self) -> None:
+        """What was heard so far was nothing: the next onset is a new one."""
+        self.is_speech = False
+        self._credit_ms = self._age_ms = 0
 
     def feed(self, probability: float) -> Cue | None:
         """One frame's probability of voice; the cue it completes, if any."""
@@ -79,12 +100,14 @@ class SpeechGate:
             return None
         self.onset_age_ms = self._age_ms
         self.is_speech, self._silent_ms, self._lulled = True, 0, False
+        self.voiced_ms, self._pause_ms = self._credit_ms, self._min_pause_ms
         self._credit_ms = self._age_ms = 0
         return Cue.ONSET
 
     def _while_speech(self, probability: float) -> Cue | None:
         if probability >= self._off:
-            self._silent_ms, self._lulled = 0, False
+            self.voiced_ms += FRAME_MS
+            self._silent_ms, self._lulled, self._pause_ms = 0, False, self._min_pause_ms
             return None
         self._silent_ms += FRAME_MS
         if self._silent_ms >= self._pause_ms:
@@ -237,6 +260,10 @@ class Recording:
         count = -(-(onset_age_ms + self._preroll_ms) // FRAME_MS)
         self._frames = list(self._past)[-count:]
         self.is_open = True
+
+    def keep_last(self, seconds: float) -> None:
+        """Forget all of the turn but its end."""
+        self._frames = self._frames[-max(1, int(seconds * SAMPLE_RATE / FRAME_SAMPLES)) :]
 
     @property
     def seconds(self) -> float:

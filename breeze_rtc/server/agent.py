@@ -5,7 +5,8 @@ from __future__ import annotations
 import webbrowser
 from typing import Any
 
-from breeze_rtc.agent.session import Callbacks, OnDtmf, OnEnter, OnInterrupted, OnUserTurn
+from breeze_rtc.agent.session import Callbacks, OnDtmf, OnEnter, OnInterrupted, OnUserTurn, Recovery
+from breeze_rtc.agent.turns import TurnTaking
 from breeze_rtc.server import app as door
 from breeze_rtc.server.app import VoiceServer
 
@@ -25,9 +26,14 @@ class Agent:
     barge-in closes the generator (`finally` runs).  A plain coroutine that calls `session.say(...)` will do too.
     """
 
-    def __init__(self, voice: str | None = None) -> None:
-        """`voice`: a name the model knows; its first by default."""
-        self.callbacks = Callbacks(voice=voice)
+    def __init__(
+        self, voice: str | None = None, *, turn_taking: TurnTaking | None = None, recovery: Recovery | None = None
+    ) -> None:
+        """voice: a name the model knows; its first by default.  turn_taking: when the agent holds its breath, is
+        interrupted, and answers.  recovery: what the caller hears when something fails."""
+        self.callbacks = Callbacks(
+            voice=voice, turn_taking=turn_taking or TurnTaking(), recovery=recovery or Recovery()
+        )
 
     def on_enter(self, callback: OnEnter) -> OnEnter:
         """`async def f(session)`: the call begins; what it yields is spoken first."""

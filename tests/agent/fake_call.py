@@ -64,6 +64,7 @@ class Chunk:
     samples: int
     packets: tuple[SpeechPacket, ...]
     marks: tuple[TextMark, ...]
+    pcm: bytes = b""
 
 
 class FakeReply:
@@ -163,18 +164,21 @@ class FakeSink:
         self.ended: set[int] = set()
         self.late_packets = 0
         self.is_playing = True
-        self._runs: dict[int, list[tuple[float, int]]] = {}  # stream -> (leaves at, samples)
+        self.is_paused = False
+        self._runs: dict[int, list[tuple[float, int, int]]] = {}  # stream -> (leaves at, start, samples)
         self._free_at = 0.0
 
     def write(self, stream: int, packets: tuple[SpeechPacket, ...]) -> None:
         if stream in self.cleared:
             self.late_packets += len(packets)
             return
-        runs = self._runs.setdefault(stream, [])
-        for _ in packets:
-            at = max(self._free_at, now())
-            runs.append((at, PACKET))
-            self._free_at = at + PACKET / RATE
+        for packet in packets:
+            self._queue(stream, packet.start_samples)
+
+    def _queue(self, stream: int, start: int) -> None:
+        at = float("inf") if self.is_paused else max(self._free_at, now())
+        self._runs.setdefault(stream, []).append((at, start, PACKET))
+        self._free_at = max(self._free_at, at + PACKET / RATE)
 
     def end(self, stream: int) -> None:
         self.ended.add(stream)
@@ -182,19 +186,51 @@ class FakeSink:
     def clear(self, stream: int) -> int:
         if stream not in self.cleared:
             self.cleared.add(stream)
-            sent = [(at, samples) for at, samples in self._runs.get(stream, []) if at <= now()]
-            self._runs[stream] = sent
+            self._runs[stream] = [run for run in self._runs.get(stream, []) if run[0] <= now()]
             self._free_at = now()
         return 0
 
+    def pause(self, ear_s: float) -> None:
+        """The ear falls silent having heard what left by `ear_s`; what it had of a packet then is heard again."""
+        self.is_paused = True
+        self._paused_at = ear_s
+
+    def resume(self) -> None:
+        self.is_paused = False
+        self._free_at = now()
+        for stream, runs in self._runs.items():
+            heard = [run for run in runs if run[0] + run[2] / RATE <= self._paused_at]
+            again = [] if stream in self.cleared else runs[len(heard) :]
+            self._runs[stream] = heard
+            for _, start, _ in again:
+                self._queue(stream, start)
+
     def heard(self, stream: int, at_s: float) -> int:
+        """The media position that the ear has reached; what it hears must be whole and in order."""
         if not self.is_playing:
             return 0
         ear_s = at_s - self.delay_s
-        return sum(
-            samples if ear_s >= at + samples / RATE else max(0, int((ear_s - at) * RATE))
-            for at, samples in self._runs.get(stream, [])
-        )
+        if self.is_paused:
+            ear_s = min(ear_s, self._paused_at)
+        position = end = 0
+        for at, start, samples in self._runs.get(stream, []):
+            if at > ear_s:
+                break
+            assert start == end, "sound is missing, or comes twice"
+            end = start + samples
+            position = start + min(samples, int((ear_s - at) * RATE))
+        return position
+
+    def spoken(self, stream: int) -> list[tuple[float, float]]:
+        """The times at the ear between which the stream sounded without a hole."""
+        spans: list[tuple[float, float]] = []
+        for at, _, samples in self._runs.get(stream, []):
+            begins, ends = at + self.delay_s, at + self.delay_s + samples / RATE
+            if spans and begins - spans[-1][1] < 1e-6:
+                spans[-1] = (spans[-1][0], ends)
+            else:
+                spans.append((begins, ends))
+        return spans
 
 
 class FakeCall:
@@ -205,6 +241,8 @@ class FakeCall:
         self.closed = asyncio.Event()
         self.sent: list[dict[str, Any]] = []
         self.flushes: list[float] = []
+        """When the ear was silenced, by a pause or for good."""
+        self.resumes: list[float] = []
         self._flush_s = flush_s
         self._muted_at: float | None = None
         self._mic: asyncio.Queue[np.ndarray | None] = asyncio.Queue()
@@ -213,13 +251,25 @@ class FakeCall:
         at = now()
         if self._muted_at is not None and stream in self.sink.cleared:
             at = min(at, self._muted_at)
-        return PlaybackReport(stream, self.sink.heard(stream, at), int(at * SECOND), int(self.sink.delay_s * SECOND))
+        heard = self.sink.heard(stream, at)
+        is_playing = not self.sink.is_paused
+        return PlaybackReport(stream, heard, int(at * SECOND), int(self.sink.delay_s * SECOND), is_playing=is_playing)
+
+    def pause(self) -> None:
+        self.flushes.append(now())
+        self._muted_at = now() + self._flush_s / 2
+        self.sink.pause(self._muted_at - self.sink.delay_s)
+
+    def resume(self) -> None:
+        if self.sink.is_paused:
+            self.resumes.append(now())
+            self.sink.resume()
 
     async def flush(self) -> None:
-        self.flushes.append(now())
-        await asyncio.sleep(self._flush_s / 2)
-        self._muted_at = now()
-        await asyncio.sleep(self._flush_s / 2)
+        if not self.sink.is_paused:
+            self.pause()
+        await asyncio.sleep(self._flush_s)
+        self.sink.resume()
 
     def send(self, message: dict[str, Any]) -> None:
         self.sent.append(message)

@@ -1,0 +1,77 @@
+"""What a session needs of the world: a call, a voice, and ears.  Whoever opens the door brings them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from ..playback import AudioSink, PlaybackReport, SpeechPacket, TextMark
+from .vad import Samples
+
+
+class SpokenChunk(Protocol):
+    """Some sound of one stream, as the voice makes it."""
+
+    @property
+    def start_samples(self) -> int: ...
+    @property
+    def samples(self) -> int: ...
+    @property
+    def packets(self) -> tuple[SpeechPacket, ...]: ...
+    @property
+    def pcm(self) -> bytes: ...
+    @property
+    def marks(self) -> tuple[TextMark, ...]: ...
+
+
+class Reply(Protocol):
+    """One utterance being spoken: text goes in, chunks of sound come out until the last."""
+
+    @property
+    def stream(self) -> int: ...
+    def push(self, text: str) -> None: ...
+    def end(self) -> None: ...
+    def cancel(self) -> None: ...
+    def __aiter__(self) -> AsyncIterator[SpokenChunk]: ...
+
+
+class Voice(Protocol):
+    """What speaks."""
+
+    @property
+    def sample_rate(self) -> int: ...
+    def speak(self, *, voice: str | None = None) -> Reply: ...
+
+
+class Ears(Protocol):
+    """What understands speech: 16 kHz mono float32 -> words, "" when there are none."""
+
+    async def transcribe(self, samples: Samples) -> str: ...
+
+
+class Call(Protocol):
+    """The other end: a sink for packets, and where its listener is."""
+
+    @property
+    def sink(self) -> AudioSink: ...
+    @property
+    def closed(self) -> asyncio.Event: ...
+    def position(self, stream: int) -> PlaybackReport:
+        """Where the listener is in `stream` now."""
+
+    def pause(self) -> None:
+        """Silence the ear now and keep all there is to say."""
+
+    def resume(self) -> None:
+        """Speak on from the first sample that was not heard; without a pause, nothing."""
+
+    async def flush(self) -> None:
+        """Silence what is already on its way, unless a pause has; return once the listener's position is final, or soon
+        in any case.  What was not cleared goes on then."""
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Tell the page something; never waits."""
+
+    def microphone(self) -> AsyncIterator[Samples]:
+        """16 kHz mono float32 blocks of the user's microphone; ends with the call."""

@@ -1,0 +1,471 @@
+"""The agent's side of a call: texts in, sound at the ear out, and what of it was heard.
+
+A `Mouth` speaks one `SpeechHandle` after another.  It knows nothing of turns: its owner says when it may sound, when to
+hold its breath, and when to be silent for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Generator
+from contextlib import aclosing
+from typing import Any
+
+from ..errors import StepFailed
+from .call import Call, Reply, Voice
+from .transcript import Message, Transcript
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+# A voice may hold a sentence back until the next one begins.  One with no more sound than this before the ear, and no
+# text for as long as that, is given more, whatever the bound says.
+_SHORT_LEAD_S, _DRY_VOICE_S = 0.8, 0.3
+_FINALLY_S = 2.0
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+class SpeechHandle:
+    """One thing the agent says.  `await handle` returns it once it was really heard, or interrupted.
+
+    Awaiting raises what stopped it, if that was an error: the callback's own, or a BreezeError of the voice.
+    """
+
+    def __init__(self, sample_rate: int, *, allow_interruptions: bool = True) -> None:
+        self.interrupted = False
+        """It was cut off before all of it was heard."""
+        self.error: Exception | None = None
+        """What stopped it, when that was neither its end nor an interruption."""
+        self.allow_interruptions = allow_interruptions
+        """Whether the user's voice, text and Stop button cut it off."""
+        self.timeline = Timeline()
+        """When what became of it."""
+        self._transcript = Transcript(sample_rate)
+        self._sample_rate = sample_rate
+        self._reply: Reply | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._done = asyncio.Event()
+        self._captioned_chars = 0
+        self._entry: Message | None = None
+        self._pushed_at_s = 0.0
+        # All its text is with the voice; and when its sound last grew, or moved at the ear: see `Mouth._watch`.
+        self._has_all_text = False
+        self._moved_at_s = 0.0
+
+    @property
+    def text(self) -> str:
+        """All its text so far."""
+        return self._transcript.text
+
+    @property
+    def heard_text(self) -> str:
+        """What has been heard, in whole words; `heard_text + unheard_text == text`."""
+        return self._transcript.heard_text
+
+    @property
+    def unheard_text(self) -> str:
+        return self._transcript.unheard_text
+
+    @property
+    def playback_position_s(self) -> float:
+        """Seconds of it that have left the listener's loudspeaker."""
+        return self._transcript.heard_samples / self._sample_rate
+
+    @property
+    def unheard_s(self) -> float:
+        """Seconds of it that were made and have not been heard: at an interruption, what was made in vain."""
+        return (self._transcript.delivered_samples - self._transcript.heard_samples) / self._sample_rate
+
+    @property
+    def done(self) -> bool:
+        """It was heard, interrupted, or failed."""
+        return self._done.is_set()
+
+    def __await__(self) -> Generator[Any, None, SpeechHandle]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> SpeechHandle:
+        if asyncio.current_task() is self._task and not self.done:
+            raise RuntimeError("a callback cannot wait for its own speech to be heard; yield, and it will be spoken")
+        await self._done.wait()
+        if self.error is not None:
+            raise self.error
+        return self
+
+
+class Timeline:
+    """When things happened to one speech, in seconds of the event loop's clock; None for what has not."""
+
+    __slots__ = ("asked_s", "done_s", "first_heard_s", "first_sound_s", "first_text_s", "stopped_s")
+
+    def __init__(self) -> None:
+        self.asked_s: float | None = None
+        """Its callback began, or `say` was called."""
+        self.first_text_s: float | None = None
+        """The first text that is not blank."""
+        self.first_sound_s: float | None = None
+        """The voice's first chunk went to the sink."""
+        self.first_heard_s: float | None = None
+        """The first sample was at the ear, to within a caption's step."""
+        self.stopped_s: float | None = None
+        """It was interrupted: the decision."""
+        self.done_s: float | None = None
+        """All was heard, or after an interruption the ear's last position was known."""
+
+
+class Mouth:
+    """Speaks in one call.
+
+    spawn: makes a task of the call.  on_speech: a speech has its first words and may sound.  on_end: a speech is over
+    that was not silenced.  on_error: what went wrong in one.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        voice: Voice,
+        *,
+        voice_name: str | None,
+        max_unheard_s: float,
+        stall_timeout_s: float,
+        spawn: Spawn,
+        on_speech: Callable[[SpeechHandle], None],
+        on_end: Callable[[SpeechHandle], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self.speeches: list[SpeechHandle] = []
+        """Not yet done, in the order they were asked for."""
+        self.history: list[Message] = []
+        """The call so far, the user's turns included."""
+        self._call = call
+        self._voice = voice
+        self._voice_name = voice_name
+        self._max_unheard_s = max_unheard_s
+        self._stall_timeout_s = stall_timeout_s
+        self._spawn = spawn
+        self._on_speech = on_speech
+        self._on_end = on_end
+        self._on_error = on_error
+        self._floor = asyncio.Event()
+        self._floor.set()
+        self._turn = asyncio.Lock()
+        self._cut: list[SpeechHandle] = []  # silenced, their last position not confirmed yet
+        self.is_held = False
+        """Between `hold` and what ends it."""
+
+    # -- speaking
+
+    def handle(self, *, allow_interruptions: bool = True) -> SpeechHandle:
+        """A handle for something to be said in this voice."""
+        return SpeechHandle(self._voice.sample_rate, allow_interruptions=allow_interruptions)
+
+    def say(self, texts: AsyncGenerator[str, None], *, allow_interruptions: bool = True) -> SpeechHandle:
+        """Speak `texts` after what is being spoken."""
+        handle = self.handle(allow_interruptions=allow_interruptions)
+        handle.timeline.asked_s = _now()
+        self.speeches.append(handle)
+        handle._task = self._spawn(self._speak(handle, texts))
+        return handle
+
+    @property
+    def is_sounding(self) -> bool:
+        """Whether a speech has begun that is not over."""
+        return any(handle._reply is not None for handle in self.speeches)
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether what is being spoken must not be interrupted."""
+        return any(not handle.allow_interruptions and handle._reply is not None for handle in self.speeches)
+
+    def may_sound(self, may: bool) -> None:
+        """A speech that is ready waits while it may not."""
+        if may:
+            self._floor.set()
+        else:
+            self._floor.clear()
+
+    async def _speak(self, handle: SpeechHandle, texts: AsyncGenerator[str, None]) -> None:
+        try:
+            try:
+                # A cut speech enters the history before the callback that answers the interruption reads it.
+                await self.cuts_confirmed()
+                first = await _first_text(texts)
+                if first:
+                    handle.timeline.first_text_s = _now()
+                    async with self._turn:
+                        await self._room()
+                        await self._floor.wait()
+                        self._on_speech(handle)
+                        await self._pronounce(handle, first, texts)
+                    await self._heard(handle)
+            finally:
+                await _close(texts)
+        except Exception as error:
+            handle.error = error
+            self._on_error(error)
+        finally:
+            if handle in self.speeches:
+                self._finish(handle)
+
+    async def _pronounce(self, handle: SpeechHandle, first: str, texts: AsyncGenerator[str, None]) -> None:
+        """Open a stream, feed it the text as fast as the listener allows, and hand its sound to the sink."""
+        reply = handle._reply = self._voice.speak(voice=self._voice_name)
+        handle._moved_at_s = _now()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._forward(handle, reply))
+                try:
+                    self._push(handle, reply, first)
+                    await self._room(handle)
+                    async for text in texts:
+                        if text:
+                            self._push(handle, reply, _checked(text))
+                            await self._room(handle)
+                except Exception as error:  # the callback's; what it has said is heard all the same
+                    handle.error = error
+                    self._on_error(error)
+                reply.end()
+                handle._has_all_text = True
+                handle._moved_at_s = _now()
+        except ExceptionGroup as group_error:
+            raise group_error.exceptions[0] from None
+
+    def _push(self, handle: SpeechHandle, reply: Reply, text: str) -> None:
+        handle._transcript.push(text)
+        handle._pushed_at_s = _now()
+        self._call.send({"type": "speech", "stream": reply.stream, "text": text})
+        reply.push(text)
+
+    async def _forward(self, handle: SpeechHandle, reply: Reply) -> None:
+        async for chunk in reply:
+            if handle.interrupted:
+                break  # a step that was running when the user interrupted still delivers
+            handle._moved_at_s = _now()
+            if handle.timeline.first_sound_s is None:
+                handle.timeline.first_sound_s = _now()
+            self._call.sink.write(reply.stream, chunk.packets)
+            handle._transcript.deliver(chunk.start_samples + chunk.samples, chunk.marks)
+        if not handle.interrupted:  # a stream that was cancelled ends too, but in the middle of its text
+            handle._transcript.complete()
+        self._call.sink.end(reply.stream)
+
+    async def _room(self, handle: SpeechHandle | None = None) -> None:
+        """Wait until less than the bound of all speech is unheard."""
+        while True:
+            self._follow()
+            unheard_s = sum(speech._transcript.unheard_s for speech in self.speeches)
+            if unheard_s <= self._max_unheard_s:
+                return
+            if handle is not None and not self.is_held and _now() - handle._pushed_at_s > _DRY_VOICE_S:
+                transcript = handle._transcript
+                lead_samples = transcript.delivered_samples - transcript.heard_samples
+                if lead_samples < _SHORT_LEAD_S * self._voice.sample_rate:
+                    return  # the voice waits for text, not for the listener
+            await asyncio.sleep(min(0.25, max(0.02, unheard_s - self._max_unheard_s)))
+
+    async def _heard(self, handle: SpeechHandle) -> None:
+        """Wait until the listener has heard the last sample."""
+        transcript = handle._transcript
+        while True:
+            self._follow()
+            left = transcript.delivered_samples - transcript.heard_samples
+            if left <= 0:
+                return
+            await asyncio.sleep(min(0.25, max(0.02, left / self._voice.sample_rate)))
+
+    def _follow(self) -> None:
+        """Move each transcript to where the listener is now."""
+        for handle in self.speeches:
+            if handle._reply is not None:
+                before = handle._transcript.heard_samples
+                report = self._call.position(handle._reply.stream)
+                handle._transcript.hear(report.heard_samples)
+                if handle._transcript.heard_samples > before or not report.is_playing:
+                    handle._moved_at_s = _now()
+                if before == 0 < handle._transcript.heard_samples:
+                    handle.timeline.first_heard_s = _now()
+
+    def _finish(self, handle: SpeechHandle) -> None:
+        """A speech that was not interrupted is over: heard, empty, failed, or left behind by the end of the call."""
+        self.speeches.remove(handle)
+        if handle._reply is not None:
+            if not handle._transcript.is_complete:
+                handle.interrupted = handle.error is None
+                handle._reply.cancel()
+                self._call.sink.clear(handle._reply.stream)
+            self._record(handle)
+            self._tell_end(handle)
+        self._is_over(handle)
+        self._on_end(handle)
+
+    def _is_over(self, handle: SpeechHandle) -> None:
+        handle.timeline.done_s = _now()
+        handle._done.set()
+
+    # -- being held, and silenced
+
+    def hold(self) -> None:
+        """Hold the breath: silence at the ear, and nothing is lost."""
+        if not self.is_held and self.is_sounding:
+            self.is_held = True
+            self._call.pause()
+
+    def go_on(self) -> None:
+        """Speak on from the first sample that was not heard."""
+        if self.is_held:
+            self.is_held = False
+            self._call.resume()
+
+    def silence(self, *, force: bool = False) -> list[SpeechHandle]:
+        """Stop every speech now, those that allow no interruption only by `force`; return those that were stopped.
+
+        The order is the promise: first the sound (engine and sink), then the callbacks, then the words.
+        """
+        self._follow()
+        stopped = [handle for handle in self.speeches if force or handle.allow_interruptions]
+        self.speeches = [handle for handle in self.speeches if handle not in stopped]
+        if not self.speeches:
+            # Who has the turn is among the stopped; a callback that is slow to close must not keep it.
+            self._turn = asyncio.Lock()
+        for handle in stopped:
+            handle.interrupted = True
+            handle.timeline.stopped_s = _now()
+            if handle._reply is not None:
+                handle._reply.cancel()
+                self._call.sink.clear(handle._reply.stream)
+        for handle in stopped:
+            if handle._task is not None and handle._task is not asyncio.current_task():
+                handle._task.cancel()
+            self._record(handle)
+        self._cut += stopped
+        return stopped
+
+    async def confirm(self, stopped: list[SpeechHandle]) -> None:
+        """The listener's own word on where the sound stopped replaces ours."""
+        try:
+            if self.is_held or any(handle._transcript.delivered_samples for handle in stopped):
+                self.is_held = False
+                await self._call.flush()
+        finally:
+            self.confirmed(stopped)
+
+    def confirmed(self, stopped: list[SpeechHandle]) -> None:
+        """No better word will come on where these stopped."""
+        for handle in stopped:
+            if handle._reply is not None:
+                handle._transcript.hear(self._call.position(handle._reply.stream).heard_samples)
+                self._record(handle)
+                self._tell_end(handle)
+            self._cut.remove(handle)
+            self._is_over(handle)
+
+    async def cuts_confirmed(self) -> None:
+        """Wait until the history says what was heard of all that was interrupted."""
+        for handle in tuple(self._cut):
+            await handle._done.wait()
+
+    def drop(self, handle: SpeechHandle) -> None:
+        """Take back what has not made a sound: it leaves no trace."""
+        assert handle._reply is None, "it has been heard of"
+        self.speeches.remove(handle)
+        handle.interrupted = True
+        if handle._task is not None:
+            handle._task.cancel()
+        self._is_over(handle)
+
+    def end(self) -> None:
+        """The call is over."""
+        for handle in [*self.speeches, *self._cut]:
+            self._call.sink.clear(handle._reply.stream) if handle._reply else None
+            handle._done.set()
+
+    # -- words
+
+    def _record(self, handle: SpeechHandle) -> None:
+        """Enter a speech into the history, at the place it took when it ended."""
+        message = Message("assistant", handle.heard_text, handle.interrupted)
+        if handle._entry is None:
+            self.history.append(message)
+        else:
+            at = next(at for at, entry in enumerate(self.history) if entry is handle._entry)
+            self.history[at] = message
+        handle._entry = message
+
+    def _tell_end(self, handle: SpeechHandle) -> None:
+        assert handle._reply is not None
+        chars = handle._transcript.heard_chars
+        self._call.send(
+            {"type": "speech_end", "stream": handle._reply.stream, "interrupted": handle.interrupted, "chars": chars}
+        )
+
+    async def caption(self) -> None:
+        """Tell the page, word by word, what has been heard, as long as the call lasts."""
+        while True:
+            await asyncio.sleep(_POLL_S)
+            self._follow()
+            for handle in self.speeches:
+                chars = handle._transcript.heard_chars
+                if handle._reply is not None and chars > handle._captioned_chars:
+                    handle._captioned_chars = chars
+                    self._call.send({"type": "heard", "stream": handle._reply.stream, "chars": chars})
+            self._watch()
+
+    def _watch(self) -> None:
+        """A voice that has all its text and makes no more sound, for a listener who waits, will not recover."""
+        for handle in self.speeches:
+            transcript = handle._transcript
+            is_starved = transcript.heard_samples >= transcript.delivered_samples and not transcript.is_complete
+            if self.is_held or not (handle._has_all_text and is_starved):
+                continue
+            if _now() - handle._moved_at_s >= self._stall_timeout_s and handle._task is not None:
+                detail = f"no sound for {self._stall_timeout_s:g} s in the middle of a speech"
+                handle.error = StepFailed("voice", detail)
+                self._on_error(handle.error)
+                handle._task.cancel()
+                return
+
+
+async def texts_of(text: str | AsyncIterable[str]) -> AsyncGenerator[str, None]:
+    """What `say` takes, as one kind of thing; closing it closes what it was made of."""
+    if isinstance(text, str):
+        yield text
+        return
+    iterator = aiter(text)
+    if isinstance(iterator, AsyncGenerator):
+        async with aclosing(iterator):
+            async for part in iterator:
+                yield part
+    else:
+        async for part in iterator:
+            yield part
+
+
+async def _first_text(texts: AsyncGenerator[str, None]) -> str:
+    """The first text that is not blank, with the blank before it, or "" if there is none."""
+    blank = ""
+    async for text in texts:
+        blank += _checked(text)
+        if blank.strip():
+            return blank
+    return ""
+
+
+async def _close(texts: AsyncGenerator[str, None]) -> None:
+    """Close the generator so that its `finally` runs; one that does not end in time is left behind."""
+    try:
+        async with asyncio.timeout(_FINALLY_S):
+            await texts.aclose()
+    except TimeoutError:
+        log.warning("a callback took more than %.0f s to close after it was interrupted", _FINALLY_S)
+
+
+def _checked(text: object) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"an agent's callback yields text (str), not {type(text).__name__}")
+    return text
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
