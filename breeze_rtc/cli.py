@@ -23,6 +23,7 @@ from rich.table import Table
 
 from breeze_rtc.clock import MS, SECOND, MonotonicClock
 from breeze_rtc.errors import BadRequest, BadText, BadTrace, BreezeError
+from breeze_rtc.transport.ice import IceServers, parse_stun_turn_uri
 from breeze_rtc.transport.signaling import IceServer
 
 app = typer.Typer(
@@ -53,6 +54,14 @@ Record = Annotated[Path | None, typer.Option(help="Keep each caller's voice as a
 MaxCalls = Annotated[int, typer.Option(min=1, help="Calls held at the same time.")]
 IceUrl = Annotated[list[str] | None, typer.Option(help="A STUN or TURN address, e.g. stun:stun.example.org:3478.")]
 IceUser = Annotated[str | None, typer.Option(help="The user name for the TURN servers.")]
+TurnSecret = Annotated[
+    str | None,
+    typer.Option(
+        help="The environment variable with the secret of the TURN servers: each call gets its own credentials."
+    ),
+]
+Relay = Annotated[bool, typer.Option("--relay-only", help="Send and receive through the TURN server only.")]
+PerAddress = Annotated[int | None, typer.Option(min=1, help="Calls from one address at the same time.")]
 IceKey = Annotated[str, typer.Option(help="The environment variable that holds the TURN servers' credential.")]
 Origin = Annotated[list[str] | None, typer.Option(help="Another site whose pages may call, e.g. https://example.org.")]
 PhoneFlag = Annotated[bool, typer.Option("--phone", help="Answer telephone calls too, and say how to connect them.")]
@@ -91,6 +100,7 @@ def demo(
     _serve(
         **{name: value for name, value in locals().items() if name != "open_browser"},
         max_calls=8,
+        max_calls_per_address=None,
         record=None,
         phone=False,
         phone_url=None,
@@ -100,6 +110,8 @@ def demo(
         ice_server=None,
         ice_user=None,
         ice_credential_env="",
+        turn_secret_env=None,
+        relay_only=False,
         allowed_origin=None,
         on_url=_open if open_browser else lambda url: None,
     )
@@ -119,9 +131,12 @@ def serve(
     llm_api_key_env: LlmKey = "OPENAI_API_KEY",
     llm_offline: LlmOffline = False,
     max_calls: MaxCalls = 8,
+    max_calls_per_address: PerAddress = None,
     ice_server: IceUrl = None,
     ice_user: IceUser = None,
     ice_credential_env: IceKey = "BREEZE_ICE_CREDENTIAL",
+    turn_secret_env: TurnSecret = None,
+    relay_only: Relay = False,
     allowed_origin: Origin = None,
     trace: Trace = None,
     record: Record = None,
@@ -150,9 +165,12 @@ def _serve(
     llm_api_key_env: str,
     llm_offline: bool,
     max_calls: int,
+    max_calls_per_address: int | None,
     ice_server: list[str] | None,
     ice_user: str | None,
     ice_credential_env: str,
+    turn_secret_env: str | None,
+    relay_only: bool,
     allowed_origin: list[str] | None,
     trace: Path | None,
     record: Path | None,
@@ -174,7 +192,9 @@ def _serve(
         raise BadRequest("--phone-url and --audiosocket-port go with --phone")
     if (llm_base_url is None) != (llm_model is None):
         raise BadRequest("--llm-base-url and --llm-model go together: an endpoint, and the name of a model there")
-    ice_servers = _ice_servers(ice_server or [], ice_user, ice_credential_env)
+    ice = _ice_servers(ice_server or [], ice_user, ice_credential_env, turn_secret_env)
+    if relay_only and not any(url.startswith("turn") for url in ice_server or []):
+        raise BadRequest("--relay-only needs a TURN server; name it with --ice-server turn:HOST")
 
     async def hold(address: socket.socket) -> None:
         async with AsyncExitStack() as stack:
@@ -218,7 +238,9 @@ def _serve(
                 listens=listen,
                 recordings=record,
                 max_calls=max_calls,
-                ice_servers=ice_servers,
+                max_calls_per_address=max_calls_per_address,
+                ice=ice,
+                relay_only=relay_only,
                 allowed_origins=allowed_origin or (),
                 phone=telephone,
                 on_ready=ready,
@@ -277,14 +299,22 @@ def _open(url: str) -> None:
     threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
 
-def _ice_servers(urls: list[str], user: str | None, credential_env: str) -> list[IceServer]:
+def _ice_servers(urls: list[str], user: str | None, credential_env: str, secret_env: str | None) -> IceServers:
     credential = os.environ.get(credential_env) if user is not None else None
     if user is not None and credential is None:
         raise BadRequest(f"--ice-user needs the credential in the environment variable {credential_env}")
+    secret = os.environ.get(secret_env) if secret_env is not None else None
+    if secret_env is not None and not secret:
+        raise BadRequest(f"--turn-secret-env names the environment variable {secret_env}, which is not set")
     for url in urls:
-        if url.split(":", 1)[0] not in {"stun", "turn", "turns"}:
-            raise BadRequest(f"--ice-server {url!r} does not begin with stun:, turn: or turns:")
-    return [IceServer((url,), user, credential) if url.startswith("turn") else IceServer((url,)) for url in urls]
+        try:
+            parse_stun_turn_uri(url)
+        except ValueError as error:
+            raise BadRequest(f"--ice-server {url!r} is no stun:, turn: or turns: address ({error})") from error
+    return IceServers(
+        tuple(IceServer((url,), user, credential) if url.startswith("turn") else IceServer((url,)) for url in urls),
+        secret,
+    )
 
 
 @app.command()

@@ -150,8 +150,8 @@ def test_doctor_says_what_is_wrong_and_goes_on(run, monkeypatch: pytest.MonkeyPa
 def test_every_refusal_is_of_our_tree() -> None:
     """ICE servers are checked before anything starts."""
     with pytest.raises(BadRequest):
-        cli._ice_servers(["stuff:x"], None, "X")
-    (stun, turn) = cli._ice_servers(["stun:a:1", "turn:b:2"], None, "X")
+        cli._ice_servers(["stuff:x"], None, "X", None)
+    (stun, turn) = cli._ice_servers(["stun:a:1", "turn:b:2"], None, "X", None).servers()
     assert (stun.urls, turn.username) == (("stun:a:1",), None)
 
 

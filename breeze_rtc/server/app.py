@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
@@ -51,13 +51,14 @@ from breeze_rtc.playback import PlaybackReport
 from breeze_rtc.runtime.engine import MAX_TEXT_CHARS, SAMPLING_RANGES, Engine, Speech
 from breeze_rtc.scheduling.stream import Priority
 from breeze_rtc.server import metrics as metrics_module
-from breeze_rtc.server.call import PageCall, refuse
+from breeze_rtc.server.call import RETURN_S, SILENT_PAGE_S, PageCall, refuse
 from breeze_rtc.server.metrics import Metrics
 from breeze_rtc.server.phone import Phone, PhoneDoor
 from breeze_rtc.server.phone_call import AudioSocketCall, CarrierCall, Desk
 from breeze_rtc.transport.carrier import Carrier
+from breeze_rtc.transport.ice import IceServers
 from breeze_rtc.transport.pacer import Pacer
-from breeze_rtc.transport.signaling import MAX_MESSAGE_BYTES, IceServer
+from breeze_rtc.transport.signaling import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +88,11 @@ class HttpError(Exception):
         return JSONResponse(body, self.status, headers)
 
 
-def http_error(error: BreezeError) -> HttpError:
-    """One of our errors in the words of HTTP."""
+def http_error(error: BreezeError, *, code: str = "overloaded", fix: str = "Try again later.") -> HttpError:
+    """One of our errors in the words of HTTP; `code` and `fix` are those of an `Overloaded`."""
     match error:
         case Overloaded():
-            return HttpError(503, "overloaded", str(error), "Try again later.", error.retry_after_s)
+            return HttpError(503, code, str(error), fix, error.retry_after_s)
         case EngineClosed():
             return HttpError(503, "engine_closed", str(error), "Try again in a few seconds.", 2.0)
         case UnknownVoice():
@@ -127,10 +128,13 @@ class VoiceServer:
         listens: bool = True,
         recordings: Path | None = None,
         max_calls: int = 8,
-        ice_servers: Sequence[IceServer] = (),
+        max_calls_per_address: int | None = None,
+        ice: IceServers | None = None,
+        relay_only: bool = False,
         allowed_origins: Sequence[str] = (),
-        silent_page_s: float = 20.0,
         phone: Phone | None = None,
+        silent_page_s: float = SILENT_PAGE_S,
+        return_s: float = RETURN_S,
         on_ready: Callable[[VoiceServer], None] = lambda server: None,
         clock: Clock | None = None,
     ) -> None:
@@ -143,11 +147,14 @@ class VoiceServer:
         self._recordings = recordings
         self._numbers = count(1)
         self._max_calls = max_calls
-        self._ice_servers = tuple(ice_servers)
+        self._max_calls_per_address = max_calls_per_address
+        self._ice = ice or IceServers()
+        self._relay_only = relay_only
         self._allowed_origins = frozenset(origin.rstrip("/") for origin in allowed_origins)
         self._silent_page_s = silent_page_s
         self._phone = PhoneDoor(phone, self.phone_call) if phone is not None else None
         self._audio_socket = phone.audio_socket if phone is not None else None
+        self._return_s = return_s
         self._on_ready = on_ready
         self._clock = clock or MonotonicClock()
         self._activity: VoiceActivity | None = None
@@ -156,6 +163,8 @@ class VoiceServer:
         # One ticker for the packets of all calls.
         self._pacer = Pacer(self._clock)
         self._calls: set[PageCall | CarrierCall | AudioSocketCall] = set()
+        # The pages among them by token, with which one comes back.
+        self._pages: dict[str, PageCall] = {}
         self._speech_requests = 0
 
     # -- life
@@ -238,18 +247,44 @@ class VoiceServer:
             self.metrics.refused.labels("foreign_origin").inc()
             await socket.close(1008)  # before accept: the handshake is refused with 403
             return
-        if len(self._calls) >= self._max_calls:
-            self.metrics.refused.labels("too_many_calls").inc()
-            busy = Overloaded(f"all {self._max_calls} lines are taken", 10)
-            await refuse(socket, "too_many_calls", busy, "Wait for a call to end, or raise --max-calls.")
+        token = socket.query_params.get("resume")
+        if token is not None:
+            await self._resume(socket, token)
             return
-        if self._activity is None:
-            await refuse(socket, "not_started", EngineClosed("the server is not ready"), "Is its lifespan running?")
+        try:
+            call = self._make_call(_address(socket))
+        except HttpError as error:
+            await refuse(socket, error.code, error.message, error.fix)
             return
         await socket.accept()
+        await self._hold(call, socket)
+
+    async def _resume(self, socket: WebSocket, token: str) -> None:
+        """A page that lost its socket is back."""
+        call = self._pages.get(token)
+        received = socket.query_params.get("received", "")
+        if call is None or call.closed.is_set() or not received.isdecimal() or len(received) > 15:
+            self.metrics.refused.labels("call_gone").inc()
+            await refuse(socket, "call_gone", "this call has ended", "Start a new call.")
+            return
+        await socket.accept()
+        await call.serve(socket, received=int(received))
+
+    def _make_call(self, address: str, *, has_page: bool = True) -> PageCall:
+        """Raises HttpError when there is no line."""
+        if self._activity is None:
+            raise HttpError(503, "not_started", "the server is not ready", "Is its lifespan running?", 2.0)
+        if len(self._calls) >= self._max_calls:
+            self._no_line(f"all {self._max_calls} lines are taken", "Wait for a call to end, or raise --max-calls.")
+        held = sum(call.address == address for call in self._pages.values())
+        if self._max_calls_per_address is not None and held >= self._max_calls_per_address:
+            self._no_line(
+                f"{held} calls come from {address} already",
+                "End one of them, or raise --max-calls-per-address.",
+                code="too_many_calls_from_here",
+            )
         try:
             call = PageCall(
-                socket,
                 engine=self.engine,
                 callbacks=self._callbacks,
                 metrics=self.metrics,
@@ -257,20 +292,33 @@ class VoiceServer:
                 ears=self._listener,
                 listen_fix=self.listen_fix,
                 recording=self._next_recording(),
-                ice_servers=self._ice_servers,
+                ice_servers=self._ice.servers,
+                ice_renewal_s=self._ice.renewal_s,
+                relay_only=self._relay_only,
+                has_page=has_page,
                 pacer=self._pacer,
                 silent_page_s=self._silent_page_s,
+                return_s=self._return_s,
                 clock=self._clock,
             )
         except EngineClosed as error:
-            await refuse(socket, "engine_closed", error, "Try again in a few seconds.", is_accepted=True)
-            return
+            raise http_error(error) from error
+        call.address = address
         self._calls.add(call)
+        self._pages[call.token] = call
+        return call
+
+    def _no_line(self, message: str, fix: str, code: str = "too_many_calls") -> NoReturn:
+        self.metrics.refused.labels(code).inc()
+        raise http_error(Overloaded(message, 10), code=code, fix=fix)
+
+    async def _hold(self, call: PageCall, socket: WebSocket | None = None) -> None:
         try:
-            reason = await call.hold()
+            reason = await call.hold(socket)
             log.info("a call ended: %s", reason)
         finally:
             self._calls.discard(call)
+            del self._pages[call.token]
 
     async def phone_call(self, socket: WebSocket, carrier: Carrier) -> None:
         """A carrier's call; see `phone`."""
@@ -461,6 +509,10 @@ async def _json_body(request: Request) -> object:
         return json.loads(data, parse_constant=no_number)
     except (ValueError, RecursionError) as error:
         raise HttpError(400, "not_json", "the body is not JSON", 'Send {"input": "..."} as UTF-8.') from error
+
+
+def _address(request: HTTPConnection) -> str:
+    return request.client.host if request.client is not None else ""
 
 
 async def _continued(header: bytes, first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:

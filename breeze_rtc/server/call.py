@@ -1,14 +1,20 @@
 """One call: the page's socket, the WebRTC peer, the agent's session and the engine's voice, joined.
 
-The socket's life is the call's life.  Whatever ends it (the page, the network, the agent, silence on the socket, the
-server's own end) sets one event; then the session is silenced, the peer closed, and the page told why, in this order.
+A page that says goodbye, or closes its socket as pages do, ends the call.  One whose network died comes back, with a
+new peer connection or a new socket or both, and finds the call where it left it.  Whatever ends a call (the page, the
+agent, silence on the socket, the server's own end) sets one event; then the session is silenced, the peer closed, and
+the page told why, in this order.
+
+A peer that called over HTTP has no socket at all: nobody tells it anything, and its connection's end is the call's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +24,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from breeze_rtc.agent.session import AgentSession, Callbacks, Ears
 from breeze_rtc.agent.vad import Samples, VoiceActivity
 from breeze_rtc.clock import MS, SECOND, Clock, MonotonicClock
-from breeze_rtc.errors import BreezeError, PeerError
+from breeze_rtc.errors import PeerError
 from breeze_rtc.media.rtp import RTP_RATE
 from breeze_rtc.playback import AudioSink, PlaybackReport, SpeechPacket
 from breeze_rtc.runtime.engine import Engine
@@ -34,15 +40,22 @@ log = logging.getLogger(__name__)
 SILENT_PAGE_S = 20.0
 """A page says something several times a second; one that says nothing for so long is gone, whatever its socket thinks.
 """
+RETURN_S = 10.0
+"""How long a call without a socket waits for its page to come back."""
 NO_OFFER_S = 120.0
 """The same before its offer: its user may be looking for the microphone's permission."""
 FLUSH_CONFIRM_S = 0.3
 """How long an interruption waits for the page's word on where it fell silent."""
 MAX_UNSENT = 500
-"""Messages the page may leave unread before it is given up."""
+"""Messages the page may leave unread before it is given up; so many are kept for one that lost its socket."""
 MAX_REFUSED = 50
 """Messages against the rules before the call is closed."""
 MAX_MESSAGES_PER_S = 200
+NETWORK_CODES = frozenset({1005, 1006, 1011, 1015})
+"""Codes of RFC 6455 section 7.4 with which a socket closes that nobody meant to close (uvicorn says 1005 where the
+connection broke).  A page that is closed or left says 1001, ours says 1000."""
+TAKEN_OVER = 4000
+"""The code with which a socket is closed when its page has come back on another."""
 _STATS_S = 0.2
 _CLOSE_S = 5.0
 _REFUSE_S = 0.5
@@ -58,14 +71,13 @@ _SAY: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 class PageCall:
-    """One page's call, from its accepted socket to its end: `await PageCall(...).hold()`.
+    """One page's call, from its accepted socket to its end: `await PageCall(...).hold(socket)`.
 
     To the agent's session it is the `Call`: a sink, the listener's position, a microphone, and messages to the page.
     """
 
     def __init__(
         self,
-        socket: WebSocket,
         *,
         engine: Engine,
         callbacks: Callbacks,
@@ -74,14 +86,28 @@ class PageCall:
         ears: Ears | None,
         listen_fix: str = "",
         recording: Path | None = None,
-        ice_servers: Sequence[signaling.IceServer] = (),
+        ice_servers: Callable[[], Sequence[signaling.IceServer]] = tuple,
+        ice_renewal_s: float | None = None,
+        relay_only: bool = False,
+        has_page: bool = True,
         pacer: Pacer | None = None,
         silent_page_s: float = SILENT_PAGE_S,
+        return_s: float = RETURN_S,
         clock: Clock | None = None,
     ) -> None:
+        """ice_servers: asked for each connection; every `ice_renewal_s` the page is told them anew, for credentials
+        expire.  has_page: False for a peer that called over HTTP."""
+        self.token = secrets.token_urlsafe(16)
+        """With which the page comes back; nobody else knows it."""
+        self.address = ""
+        """Where the call came from."""
         self.closed = asyncio.Event()
         """Set once, when the call is to end."""
-        self._socket = socket
+        self._released = asyncio.Event()
+        # None while there is none.
+        self._socket: WebSocket | None = None
+        self._gone_at: int | None = None
+        self._has_page = has_page
         self._engine = engine
         self._callbacks = callbacks
         self._metrics = metrics
@@ -90,11 +116,17 @@ class PageCall:
         self._listen_fix = listen_fix
         self._recording = recording
         self._ice_servers = ice_servers
+        self._ice_renewal_s = ice_renewal_s
         self._silent_page_s = silent_page_s
+        self._return_s = return_s
         self._clock = clock or MonotonicClock()
         self._webrtc = WebRtcCall(
             ice_servers=ice_servers,
+            relay_only=relay_only,
+            can_return=has_page,
             on_report=engine.report,
+            on_path=self._on_path,
+            on_candidate=lambda line, offer: self._put(signaling.candidate(line, offer)),
             pacer=pacer,
             sample_rate=engine.sample_rate,
             clock=self._clock,
@@ -102,12 +134,20 @@ class PageCall:
         self._sink = MeteredSink(self._webrtc.sink, metrics, engine.sample_rate, self._first_packet)
         self._session = AgentSession(callbacks, call=self, voice=engine, ears=ears, activity=activity)
         self._inbox = signaling.Inbox()
-        self._unsent: asyncio.Queue[str] = asyncio.Queue()
+        # The last messages to the page; how many there were, and how many of these its socket has taken.
+        self._said: deque[str] = deque(maxlen=MAX_UNSENT)
+        self._said_count = self._written_count = 0
+        self._has_said = asyncio.Event()
+        # What reads and writes the socket.
+        self._parts: list[asyncio.Task[Any]] = []
+        # Messages of the page that were read.
+        self._read_count = 0
         self._flushed = asyncio.Event()
         self._end_code = 1000
         self._end_reason = "the page left"
         self._has_offer = False
-        self._last_word_at = self._clock.now()
+        self._last_word_at = self._ice_told_at = self._clock.now()
+        self._group: asyncio.TaskGroup | None = None
         self._answering: set[asyncio.Task[None]] = set()
         # For the figures: when the agent got its turn, and which streams answer it.
         self._turn_at: int | None = None
@@ -137,7 +177,7 @@ class PageCall:
 
     def pause(self) -> None:
         resume_rtp = self._webrtc.pause()
-        if resume_rtp is None:
+        if resume_rtp is None or self._socket is None:
             self._flushed.set()
         else:
             self._flushed.clear()
@@ -167,18 +207,15 @@ class PageCall:
 
     # -- the call's life
 
-    async def hold(self) -> str:
+    async def hold(self, socket: WebSocket | None = None) -> str:
         """Hold the call until it ends; returns why, in a few words.  Everything it used is free then."""
         self._metrics.calls.inc()
         try:
-            self._hello()
             async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._write()),
-                    group.create_task(self._read(group)),
-                    group.create_task(self._watch_peer()),
-                    group.create_task(self._measure()),
-                ]
+                self._group = group
+                tasks = [group.create_task(self._watch_peer()), group.create_task(self._measure())]
+                if socket is not None:
+                    tasks.append(group.create_task(self.serve(socket)))
                 await self.closed.wait()
                 # The conversation sees the end by itself and cleans up behind it.  An offer that is being refused ends
                 # the call, and its reason must still be told.
@@ -192,8 +229,50 @@ class PageCall:
         finally:
             self.closed.set()
             await self._release()
+            self._released.set()
         self._metrics.calls_ended.labels(self._end_reason.split(":")[0]).inc()
         return self._end_reason
+
+    async def serve(self, socket: WebSocket, *, received: int = 0) -> None:
+        """Speak with the page through `socket` until that closes, another takes its place, or the call ends.
+
+        `received` says how many messages the page has had before; those after that are sent again, then hello.
+        """
+        before, self._socket, self._gone_at = self._socket, socket, None
+        # Two that write would each leave messages out.
+        for part in self._parts:
+            part.cancel()
+        await asyncio.gather(*self._parts, return_exceptions=True)
+        self._last_word_at = self._clock.now()
+        self._written_count = min(max(received, self._said_count - len(self._said)), self._said_count)
+        self._put(
+            signaling.hello(
+                listens=self._ears is not None,
+                listen_fix=self._listen_fix,
+                model=self._engine.model_name,
+                voice=self._callbacks.voice or self._engine.voices[0],
+                ice_servers=self._ice_servers(),
+                sample_rate=self._engine.sample_rate,
+                resume=self.token,
+                received=self._read_count,
+            )
+        )
+        parts = [asyncio.create_task(part) for part in (self._write(socket), self._read(socket), self.closed.wait())]
+        self._parts = parts
+        try:
+            if before is not None:
+                await _hang_up(before, TAKEN_OVER, "the page has come back on another socket")
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            for part in done:
+                if not part.cancelled() and (error := part.exception()) is not None:
+                    log.error("a call failed", exc_info=error)
+                    self.end(1011, "the server failed; its log says how")
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+        if self.closed.is_set() and socket is self._socket:
+            await self._released.wait()  # The page is still to be told why.
 
     def end(self, code: int, reason: str) -> None:
         """End the call; the first reason counts."""
@@ -211,31 +290,12 @@ class PageCall:
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._webrtc.close(self._end_reason)
-                while not self._unsent.empty() and self._is_open:
-                    await self._socket.send_text(self._unsent.get_nowait())
-                if self._is_open:
-                    await self._socket.close(self._end_code, self._end_reason)
+                if (socket := self._socket) is not None and _is_open(socket):
+                    while self._written_count < self._said_count:
+                        await self._write_next(socket)
+                    await socket.close(self._end_code, self._end_reason)
         except (TimeoutError, RuntimeError, WebSocketDisconnect, OSError):
             log.debug("the page was gone before it could be told why the call ended")
-
-    @property
-    def _is_open(self) -> bool:
-        return (
-            self._socket.application_state is WebSocketState.CONNECTED
-            and self._socket.client_state is WebSocketState.CONNECTED
-        )
-
-    def _hello(self) -> None:
-        self._put(
-            signaling.hello(
-                listens=self._ears is not None,
-                listen_fix=self._listen_fix,
-                model=self._engine.model_name,
-                voice=self._callbacks.voice or self._engine.voices[0],
-                ice_servers=self._ice_servers,
-                sample_rate=self._engine.sample_rate,
-            )
-        )
 
     async def _watch_peer(self) -> None:
         await self._webrtc.closed.wait()
@@ -246,34 +306,49 @@ class PageCall:
         await self._session.run()
         self.end(1000, "the agent ended the call")
 
+    def _on_path(self, is_up: bool) -> None:
+        if not is_up:
+            self._put(signaling.reconnect())
+
     # -- the socket
 
     def _put(self, text: str) -> None:
-        if self._unsent.qsize() >= MAX_UNSENT:
+        if not self._has_page:
+            return
+        if self._said_count - self._written_count >= MAX_UNSENT:
             self.end(1008, "the page does not read its messages")
-        else:
-            self._unsent.put_nowait(text)
+            return
+        self._said.append(text)
+        self._said_count += 1
+        self._has_said.set()
 
-    async def _write(self) -> None:
+    async def _write(self, socket: WebSocket) -> None:
         while True:
-            text = await self._unsent.get()
+            self._has_said.clear()
             try:
-                await self._socket.send_text(text)
+                while self._written_count < self._said_count:
+                    await self._write_next(socket)
             except (RuntimeError, WebSocketDisconnect, OSError):
-                self.end(1000, "the page left")
+                self._on_socket_gone(socket, 1006)
                 return
+            await self._has_said.wait()
 
-    async def _read(self, group: asyncio.TaskGroup) -> None:
+    async def _write_next(self, socket: WebSocket) -> None:
+        await socket.send_text(self._said[self._written_count - self._said_count])
+        self._written_count += 1
+
+    async def _read(self, socket: WebSocket) -> None:
         second, count = 0, 0
         while True:
             try:
-                message = await self._socket.receive()
+                message = await socket.receive()
             except RuntimeError:  # Starlette's word for a socket that is already closed.
-                self.end(1000, "the page left")
+                self._on_socket_gone(socket, 1006)
                 return
             if message["type"] == "websocket.disconnect":
-                self.end(1000, "the page left")
+                self._on_socket_gone(socket, message.get("code", 1006))
                 return
+            self._read_count += 1
             self._last_word_at = self._clock.now()
             now_second = self._last_word_at // SECOND
             second, count = now_second, count + 1 if now_second == second else 1
@@ -281,21 +356,29 @@ class PageCall:
                 self.end(1008, f"more than {MAX_MESSAGES_PER_S} messages in a second")
                 return
             raw = message.get("text")
-            self._hear(raw if raw is not None else message.get("bytes") or b"", group)
+            self._hear(raw if raw is not None else message.get("bytes") or b"")
 
-    def _hear(self, raw: str | bytes, group: asyncio.TaskGroup) -> None:
+    def _on_socket_gone(self, socket: WebSocket, code: int) -> None:
+        if socket is not self._socket:
+            return  # Another has taken its place.
+        if self._has_offer and code in NETWORK_CODES:
+            self._socket, self._gone_at = None, self._clock.now()
+        else:
+            self.end(1000, "the page left")
+
+    def _hear(self, raw: str | bytes) -> None:
         """One message of the page."""
         try:
-            self._act(self._inbox.read(raw), group)
+            self._act(self._inbox.read(raw))
         except PeerError as error:
             self._refuse(error)
 
-    def _act(self, message: signaling.Message | None, group: asyncio.TaskGroup) -> None:
+    def _act(self, message: signaling.Message | None) -> None:
         match message:
             case signaling.Offer():
-                answering = group.create_task(self._answer(message, group))
-                self._answering.add(answering)
-                answering.add_done_callback(self._answering.discard)
+                self._spawn(self._answer(message))
+            case signaling.Candidate():
+                self._spawn(self._add_candidate(message))
             case signaling.Text():
                 if not self._has_offer:
                     raise PeerError("no_offer", "a turn came before the offer", "Send the offer first.")
@@ -318,15 +401,37 @@ class PageCall:
         if self._inbox.refused > MAX_REFUSED:
             self.end(1008, f"more than {MAX_REFUSED} messages against the rules")
 
-    async def _answer(self, offer: signaling.Offer, group: asyncio.TaskGroup) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._group is not None, "the call is held"
+        task = self._group.create_task(work)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, offer: signaling.Offer) -> None:
         try:
-            self._put(signaling.answer(await self._webrtc.answer(offer)))
+            self._put(signaling.answer(await self.answer(offer), offer.id))
         except PeerError as error:
             self._refuse(error)
-            return
-        self._has_offer = True
-        self._turn_at = self._clock.now()
-        group.create_task(self._converse())
+
+    async def answer(self, offer: signaling.Offer) -> str:
+        """Answer an offer; with the first one the conversation begins.  Raises `PeerError`."""
+        sdp = await self._webrtc.answer(offer)
+        if not self._has_offer:
+            self._has_offer = True
+            self._turn_at = self._clock.now()
+            assert self._group is not None, "the call is held"
+            self._group.create_task(self._converse())
+        return sdp
+
+    async def add_candidate(self, candidate: signaling.Candidate) -> None:
+        """Raises `PeerError`."""
+        await self._webrtc.add_candidate(candidate)
+
+    async def _add_candidate(self, candidate: signaling.Candidate) -> None:
+        try:
+            await self.add_candidate(candidate)
+        except PeerError as error:
+            self._refuse(error)
 
     # -- figures
 
@@ -338,9 +443,16 @@ class PageCall:
         while True:
             await asyncio.sleep(_STATS_S)
             now = self._clock.now()
-            if now - self._last_word_at > (self._silent_page_s if self._has_offer else NO_OFFER_S) * SECOND:
+            if self._gone_at is not None and now - self._gone_at > self._return_s * SECOND:
+                self.end(1001, "the page did not come back")
+                return
+            silent_s = (self._silent_page_s if self._has_offer else NO_OFFER_S) if self._has_page else float("inf")
+            if now - self._last_word_at > silent_s * SECOND:
                 self.end(1001, "no word from the page for too long")
                 return
+            if self._ice_renewal_s is not None and now - self._ice_told_at > self._ice_renewal_s * SECOND:
+                self._ice_told_at = now
+                self._put(signaling.ice(self._ice_servers()))
             stats = self._webrtc.stats()
             self._count_losses()
             self._follow_first_sound(now)
@@ -351,6 +463,8 @@ class PageCall:
             slack_ns = stream.get("slack_ns")
             if slack_ns is not None:
                 self._metrics.slack.observe(slack_ns / SECOND)
+            if self._socket is None:
+                continue
             self._put(
                 signaling.stats(
                     t_ms=now / MS,
@@ -421,10 +535,19 @@ def _ms(ns: int | None) -> float | None:
     return None if ns is None else ns / MS
 
 
-async def refuse(socket: WebSocket, code: str, error: BreezeError, fix: str, *, is_accepted: bool = False) -> None:
+def _is_open(socket: WebSocket) -> bool:
+    return socket.application_state is WebSocketState.CONNECTED and socket.client_state is WebSocketState.CONNECTED
+
+
+async def _hang_up(socket: WebSocket, code: int, reason: str) -> None:
+    with suppress(RuntimeError, WebSocketDisconnect, OSError, TimeoutError):
+        async with asyncio.timeout(_REFUSE_S):  # A network that died takes no word.
+            await socket.close(code, reason)
+
+
+async def refuse(socket: WebSocket, code: str, message: str, fix: str) -> None:
     """Tell a page that its call cannot be held, in the protocol's own words, and hang up."""
-    if not is_accepted:
-        await socket.accept()
+    await socket.accept()
     with suppress(RuntimeError, WebSocketDisconnect, OSError):
-        await socket.send_text(signaling.error(code, str(error), fix))
-        await socket.close(1013, str(error)[:120])
+        await socket.send_text(signaling.error(code, message, fix))
+        await socket.close(1013, message[:120])

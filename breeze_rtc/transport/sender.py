@@ -91,11 +91,19 @@ class SlotSender:
         self._payload_type = 0
         self._extension = b""
         self._is_first = True
+        self._is_stopped = False
         # Done, or failed, when nothing more can be sent; made by `_run`.
         self._over: asyncio.Future[None] | None = None
         self._sender._run_rtp = self._run
         self._handle_rtcp = self._sender._handle_rtcp_packet
         self._sender._handle_rtcp_packet = self._on_rtcp
+
+    def stop(self) -> None:
+        """Send nothing more, before aiortc says so: another sender may be about to take the playout over."""
+        self._is_stopped = True
+        self._pacer.leave(self._tick)
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)
 
     async def _run(self, codec: RTCRtpCodecParameters) -> None:
         """aiortc starts this as a task once the connection is up, and cancels it to stop."""
@@ -106,6 +114,8 @@ class SlotSender:
             self._payload_type = codec.payloadType
             self._extension = self._negotiated_extension()
             self._first_byte = _VERSION | (_HAS_EXTENSION if self._extension else 0)
+            if self._is_stopped:
+                return
             slots = self._playout.clock
             first_at = self._pacer.join(self._tick, start_ns=slots.start_ns if slots is not None else None)
             if slots is None:

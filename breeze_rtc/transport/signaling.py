@@ -19,6 +19,7 @@ from breeze_rtc.media import rtp
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_SDP_BYTES = 32 * 1024
 MAX_TEXT_CHARS = 8_000
+MAX_CANDIDATE_CHARS = 500
 MAX_CANDIDATES = 32
 """An offer makes the server send connectivity checks to each address in it; a browser has a handful."""
 
@@ -31,10 +32,25 @@ _MAX_MS = 1e15  # 30 000 years: any clock fits, and float arithmetic on it stays
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Let us talk.  Sent right after `setLocalDescription`, without waiting for candidates."""
+    """Let us talk, or go on on a new connection.  Sent right after `setLocalDescription`, without waiting for
+    candidates."""
 
     sdp: str
     microphone: bool
+    id: int = 0
+    """The answer, and the candidates that follow on either side, carry the same."""
+    heard_rtp: int | None = None
+    """On the connection before this one, the timestamp that was being pulled out of the jitter buffer when the page
+    gave that up; None where there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An address of the page that was found after its offer."""
+
+    line: str
+    """`candidate:...` as the browser says it; empty where there is nothing to use."""
+    id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +120,7 @@ class Bye:
     """The page leaves."""
 
 
-Message = Offer | Text | Report | Ping | Flushed | Interrupt | Bye
+Message = Offer | Candidate | Text | Report | Ping | Flushed | Interrupt | Bye
 
 
 class Inbox:
@@ -213,9 +229,27 @@ class _Fields:
     def is_null(self, name: str) -> bool:
         return self._get(name) is None
 
+    def has(self, name: str) -> bool:
+        """Whether an optional field is there."""
+        return self._fields.get(name) is not None
+
 
 def _read_offer(fields: _Fields) -> Offer:
-    return Offer(check_offer(fields.text("sdp")), fields.flag("microphone"))
+    return Offer(
+        check_offer(fields.text("sdp")),
+        fields.flag("microphone"),
+        fields.integer("id") if fields.has("id") else 0,
+        fields.integer("heard_rtp", most=rtp.WRAP - 1) if fields.has("heard_rtp") else None,
+    )
+
+
+def _read_candidate(fields: _Fields) -> Candidate:
+    line = fields.text("candidate").strip()
+    if len(line) > MAX_CANDIDATE_CHARS:
+        _refuse("candidate_malformed", "a candidate is longer than any is", "Send it as the browser says it.")
+    # As in an offer: names of the page's own network are of no use here.  An empty line ends the list.
+    line = "" if ".local " in line.lower() else line
+    return Candidate(line, fields.integer("id") if fields.has("id") else 0)
 
 
 def _read_text(fields: _Fields) -> Text:
@@ -254,6 +288,7 @@ def _read_report(fields: _Fields) -> Report:
 
 _READERS: dict[str, Callable[[_Fields], Message]] = {
     "offer": _read_offer,
+    "candidate": _read_candidate,
     "text": _read_text,
     "report": _read_report,
     "ping": lambda fields: Ping(fields.integer("id"), fields.number("t_ms")),
@@ -342,31 +377,64 @@ def _message(kind: str, **fields: Any) -> str:
     return json.dumps({"type": kind, **fields}, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
-def hello(
-    *, listens: bool, listen_fix: str, model: str, voice: str, ice_servers: Sequence[IceServer], sample_rate: int
-) -> str:
-    """The first message.  `listen_fix` says what to do where the server cannot understand speech."""
-    servers = [
+def _ice_servers(servers: Sequence[IceServer]) -> list[dict[str, Any]]:
+    return [
         {
             "urls": list(server.urls),
             **({"username": server.username} if server.username is not None else {}),
             **({"credential": server.credential} if server.credential is not None else {}),
         }
-        for server in ice_servers
+        for server in servers
     ]
+
+
+def hello(
+    *,
+    listens: bool,
+    listen_fix: str,
+    model: str,
+    voice: str,
+    ice_servers: Sequence[IceServer],
+    sample_rate: int,
+    resume: str,
+    received: int,
+) -> str:
+    """The first message on a socket.  `listen_fix` says what to do where the server cannot understand speech.
+
+    A page that loses its socket opens another within ten seconds, with `resume` and the number of messages it has had
+    so far in the query: `?resume=...&received=...`.  It is then sent those it has not had, and hello again, which
+    says how many of its own messages the server `received`.
+    """
     return _message(
         "hello",
         listens=listens,
         listen_fix=listen_fix,
         model=model,
         voice=voice,
-        ice_servers=servers,
+        ice_servers=_ice_servers(ice_servers),
         sample_rate=sample_rate,
+        resume=resume,
+        received=received,
     )
 
 
-def answer(sdp: str) -> str:
-    return _message("answer", sdp=sdp)
+def ice(servers: Sequence[IceServer]) -> str:
+    """The servers for the next connection, with credentials that are valid for longer."""
+    return _message("ice", ice_servers=_ice_servers(servers))
+
+
+def answer(sdp: str, offer: int = 0) -> str:
+    return _message("answer", sdp=sdp, id=offer)
+
+
+def candidate(line: str, offer: int) -> str:
+    """An address of the server that was found after the answer."""
+    return _message("candidate", candidate=line, id=offer)
+
+
+def reconnect() -> str:
+    """Nobody seems to be at your end of the connection: make a new offer."""
+    return _message("reconnect")
 
 
 def pong(ping: Ping, now: int) -> str:

@@ -1,7 +1,10 @@
-"""One call over WebRTC: an aiortc peer that answers an offer, sends ready-made packets and hears the microphone.
+"""One call over WebRTC: it answers offers, sends ready-made packets and hears the microphone.
 
 The page and this end speak through a socket that someone else owns (`signaling` has the messages); what the page says
-goes in through `answer`, `report` and `flushed`, and the socket's end means `close()`.
+goes in through `answer`, `report` and `flushed`, and the end of the conversation means `close()`.
+
+A call outlives its connection.  When nobody is at the other end any more, speech stands still; a second offer brings
+the listener back on a new connection, where speech goes on from the place it had heard, on the same RTP clock.
 """
 
 from __future__ import annotations
@@ -12,8 +15,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 
-from aiortc import RTCConfiguration, RTCIceServer, RTCPeerConnection, RTCSessionDescription
-from aiortc.rtcrtpsender import RTCRtpSender
 from aiortc.rtcrtptransceiver import RTCRtpTransceiver
 
 from breeze_rtc.clock import MS, SECOND, Clock, MonotonicClock
@@ -23,14 +24,19 @@ from breeze_rtc.playback import PlaybackReport
 from breeze_rtc.transport import signaling
 from breeze_rtc.transport.jitter_buffer import Tally
 from breeze_rtc.transport.pacer import Pacer
+from breeze_rtc.transport.peer import Peer
 from breeze_rtc.transport.playhead import ESTIMATE_NS, Playhead, Position
 from breeze_rtc.transport.playout import Playout, Slot
 from breeze_rtc.transport.sender import SlotSender
-from breeze_rtc.transport.uplink import Block, Uplink, UplinkReceiver
+from breeze_rtc.transport.uplink import Block, Uplink
 
 logger = logging.getLogger(__name__)
 
+LOST_S = 10.0
+"""How long a call whose path is gone waits for it to come back."""
+
 _REPORT_S = 0.25
+_FRESH_MS = 200.0
 _RTT_POLL_NS = 2 * SECOND
 
 
@@ -72,8 +78,12 @@ class WebRtcCall:
     def __init__(
         self,
         *,
-        ice_servers: Sequence[signaling.IceServer] = (),
+        ice_servers: Callable[[], Sequence[signaling.IceServer]] = tuple,
+        relay_only: bool = False,
+        can_return: bool = False,
         on_report: Callable[[PlaybackReport], None] = lambda report: None,
+        on_path: Callable[[bool], None] = lambda is_up: None,
+        on_candidate: Callable[[str, int], None] = lambda candidate, offer: None,
         pacer: Pacer | None = None,
         sample_rate: int = 24_000,
         clock: Clock | None = None,
@@ -83,6 +93,11 @@ class WebRtcCall:
     ) -> None:
         """Must be made inside a running event loop.
 
+        ice_servers: asked anew for each connection, for credentials expire.
+        relay_only: send and receive through the TURN server only.
+        can_return: whether the listener can make another offer when its connection has ended: the call waits for it.
+        on_path: told when nobody is at the other end any more, and when somebody is again.
+        on_candidate: told an address of ours that was found after the answer, and the offer's id.
         on_report: called on the loop with the position of each stream that is not heard in full yet: whenever the page
             reports, and four times a second in between.
         pacer: the ticker of all calls of this loop; without one the call has its own.
@@ -113,57 +128,70 @@ class WebRtcCall:
         self._flushed_at: int | None = None
         self._stop_ns: int | None = None
         self._uplink = Uplink(self._clock, limit_s=uplink_limit_s)
+        self._ice_servers = ice_servers
+        self._relay_only = relay_only
+        self._can_return = can_return
+        self._on_path = on_path
+        self._on_candidate = on_candidate
+        self._pacer = pacer or Pacer(self._clock)
         self._has_offer = False
+        self._answering = asyncio.Lock()
+        # Since when there is no path; None while there is one, and before the first.
+        self._gone_at: int | None = None
+        # How far the listener had heard when the path was lost, as far as we know.
+        self._gone_ticks: int | None = None
+        # When the current connection came up.
+        self._connected_at = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
-        # Never without a list of servers: aiortc would ask a public STUN server, and wait for it.
-        self._peer = RTCPeerConnection(RTCConfiguration(iceServers=[_ice_server(server) for server in ice_servers]))
-        self._peer.on("connectionstatechange", self._on_connection_state)
-        self._transceiver: RTCRtpTransceiver = self._peer.addTransceiver("audio", direction="sendrecv")
-        self._sender = SlotSender(
-            self._transceiver.sender,
-            self.sink,
-            pacer or Pacer(self._clock),
-            clock=self._clock,
-            on_slot=self._on_slot,
-            on_end=self._on_sending_ended,
-        )
-        UplinkReceiver.install(self._transceiver, self._uplink)
-        capabilities = RTCRtpSender.getCapabilities("audio").codecs
-        self._transceiver.setCodecPreferences([codec for codec in capabilities if codec.mimeType == "audio/opus"])
+        self._peer = self._make_peer(None)
 
     # --- what the page says
 
     async def answer(self, offer: signaling.Offer) -> str:
-        """Answer the call's one offer; returns the SDP to send back.
+        """Answer an offer; returns the SDP to send back.
 
-        Raises `PeerError` for an offer that cannot be answered (the call is closed then) and for a second one (the call
-        goes on).
+        A second one replaces the connection, once it is found to be sound: what was sent on the old one after
+        `offer.heard_rtp` is sent again.  Raises `PeerError` for an offer that cannot be answered; the call is closed
+        then if it was the first, and goes on as it was otherwise.
         """
-        if self._has_offer:
-            raise PeerError("second_offer", "this call has had its offer", "Open a new call to connect again.")
-        self._has_offer = True
-        self._spawn(self._watch())
-        try:
-            await self._peer.setRemoteDescription(RTCSessionDescription(sdp=offer.sdp, type="offer"))
-            await self._gather()
-            await self._peer.setLocalDescription(await self._peer.createAnswer())
-        except Exception as error:
-            # aiortc reads SDP with assertions and plain lookups, so any exception may mean a malformed offer.
+        if self._answering.locked():
+            raise PeerError("offer_pending", "the offer before is still being answered", "Wait for its answer.")
+        async with self._answering:
             if self._closing is not None:
-                raise PeerError("call_closed", "the call ended before it was answered", "Call again.") from error
-            await self.close("offer refused")
-            raise PeerError(
-                "offer_malformed", f"the offer could not be read: {error}", "Send localDescription.sdp as it is."
-            ) from error
-        return signaling.with_opus_format(self._peer.localDescription.sdp)
+                raise PeerError("call_closed", "the call has ended", "Call again.")
+            if not self._has_offer:
+                self._has_offer = True
+                self._spawn(self._watch())
+                try:
+                    return await self._peer.answer(offer)
+                except PeerError:
+                    await self.close("offer refused")
+                    raise
+            peer = self._make_peer(self._peer.sender.origin_rtp)
+            try:
+                sdp = await peer.answer(offer)
+            except BaseException:
+                await peer.close()
+                raise
+            if self._closing is not None:
+                await peer.close()
+                raise PeerError("call_closed", "the call ended before it was answered", "Call again.")
+            self._go_over_to(peer, offer.heard_rtp)
+            return sdp
+
+    async def add_candidate(self, candidate: signaling.Candidate) -> None:
+        """An address of the page that was found after its last offer.  Raises `PeerError` if it cannot be read."""
+        async with self._answering:  # It may have overtaken the answer to its offer.
+            await self._peer.add_candidate(candidate)
 
     def report(self, report: signaling.Report) -> None:
         """Take what the page says about its player."""
         if self._playhead is None or self._closing is not None:
             return
         now = self._clock.now()
-        self._playhead.report(report, self.sink.sent_ticks, now)
+        if self._playhead.report(report, self.sink.sent_ticks, now) and report.age_ms < _FRESH_MS:
+            self._peer.notice()
         self._follow(now)
         self._tell(now)
 
@@ -232,7 +260,7 @@ class WebRtcCall:
         where = self._where(self._clock.now())
         last = playhead.last if playhead is not None else None
         return CallStats(
-            is_connected=self.connected.is_set() and self._closing is None,
+            is_connected=self.connected.is_set() and self._gone_at is None and self._closing is None,
             sent_slots=sink.sent_ticks // 960 - sink.missed_slots,
             missed_slots=sink.missed_slots,
             gaps=sink.gaps,
@@ -276,8 +304,6 @@ class WebRtcCall:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._peer.close()
-        except Exception:
-            logger.exception("a peer connection did not close cleanly")
         finally:
             self.closed.set()
 
@@ -295,38 +321,83 @@ class WebRtcCall:
             logger.error("a call ends because a task of it failed", exc_info=error)
             self._begin_close(f"failed: {error}")
 
-    async def _gather(self) -> None:
-        """Find our addresses; on a machine that has none but the loopback, take that.
+    # --- the connection
 
-        aioice leaves 127.0.0.1 out, rightly so where there is anything else.
-        """
-        gatherer = self._transceiver.receiver.transport.transport.iceGatherer
-        await gatherer.gather()
-        if not gatherer.getLocalCandidates():
-            connection = gatherer._connection
-            connection._local_candidates += await connection.get_component_candidates(
-                component=1, addresses=["127.0.0.1"]
-            )
+    @property
+    def _sender(self) -> SlotSender:
+        return self._peer.sender
 
-    def _on_connection_state(self) -> None:
-        state = self._peer.connectionState
-        if state == "connected":
+    @property
+    def _transceiver(self) -> RTCRtpTransceiver:
+        return self._peer.transceiver
+
+    def _make_peer(self, origin_rtp: int | None) -> Peer:
+        peer = Peer(
+            self.sink,
+            self._uplink,
+            pacer=self._pacer,
+            clock=self._clock,
+            origin_rtp=origin_rtp,
+            ice_servers=self._ice_servers(),
+            relay_only=self._relay_only,
+            on_slot=self._on_slot,
+            on_connected=lambda: self._on_connected(peer),
+            on_candidate=self._on_candidate,
+            on_end=lambda reason: self._on_peer_ended(peer, reason),
+        )
+        return peer
+
+    def _on_connected(self, peer: Peer) -> None:
+        if peer is self._peer:
+            self._connected_at = self._clock.now()
             self.connected.set()
-        elif state == "failed":
-            self._begin_close("connection failed" if not self.connected.is_set() else "connection lost")
-        elif state == "closed":
-            self._begin_close(self._why_ended())
+            self._regain()
 
-    def _on_sending_ended(self) -> None:
-        # Nothing can start a sender again: a call that stays silent is over.
-        self._begin_close(self._why_ended())
+    def _on_peer_ended(self, peer: Peer, reason: str) -> None:
+        if peer is not self._peer or self._closing is not None:
+            return
+        if self._can_return and self.connected.is_set() and reason != "sending failed":
+            self._lose(self._clock.now())
+        else:
+            self._begin_close(reason)
 
-    def _why_ended(self) -> str:
-        """aiortc ends in one way for three reasons; the layers below know which it was."""
-        dtls = self._transceiver.sender.transport
-        if self.connected.is_set() and dtls.transport._connection._query_consent_task is None:
-            return "connection lost"  # aioice drops its consent checks (RFC 7675) when they stay unanswered.
-        return "peer left" if dtls.state in {"closed", "failed"} else "sending failed"
+    def _lose(self, heard_until: int) -> None:
+        """Nobody is at the other end any more; the last that can have been heard left at `heard_until`."""
+        if self._gone_at is not None:
+            return
+        now = self._clock.now()
+        where = self._where(now)
+        if where is not None and self.sink.clock is not None:
+            self._gone_ticks = min(where.ticks, self.sink.clock.ticks_at(heard_until))
+        self._gone_at = now
+        self._follow(now)
+        self._tell(now)
+        self._on_path(False)
+
+    def _regain(self) -> None:
+        """Somebody is there (again)."""
+        if self._gone_at is None:
+            return
+        if self._gone_ticks is not None:
+            self.sink.rewind(self._gone_ticks)
+        self._gone_at = self._gone_ticks = None
+        self._follow(self._clock.now())
+        self._on_path(True)
+
+    def _go_over_to(self, peer: Peer, heard_rtp: int | None) -> None:
+        """From now on `peer` is the call's connection; it will be up in a moment."""
+        now = self._clock.now()
+        self._lose(now)
+        old, self._peer = self._peer, peer
+        old.sender.stop()
+        self._spawn(old.close())
+        self._gone_at = now  # The page is at it: its time counts anew.
+        if self._playhead is None:
+            return
+        if heard_rtp is not None:
+            heard = self._playhead.flushed(signaling.Flushed(heard_rtp, 0.0), self.sink.sent_ticks)
+            self._gone_ticks = heard if heard is not None else self._gone_ticks
+        self._playhead.reconnect(self.sink.sent_ticks)
 
     def _on_slot(self, slot: Slot, now: int) -> None:
         assert self.sink.clock is not None
@@ -339,12 +410,12 @@ class WebRtcCall:
         playhead, slots = self._playhead, self.sink.clock
         if playhead is None or slots is None:
             return
-        is_playing = playhead.is_playing(now)
+        is_playing = playhead.is_playing(now) and self._gone_at is None
         self.sink.is_held = not is_playing
         if not self.sink.is_open and is_playing:
             if playhead.has_played:
                 self.sink.open()
-            elif now - slots.start_ns >= self._first_report_ns:
+            elif now - self._connected_at >= self._first_report_ns:
                 logger.info("no word of the listener's player; speaking all the same")
                 self.sink.open()
 
@@ -358,6 +429,7 @@ class WebRtcCall:
             return
         while True:
             now = self._clock.now()
+            self._look_for_peer(now)
             self._follow(now)
             where = self._where(now)
             if where is not None:
@@ -368,6 +440,16 @@ class WebRtcCall:
                 self._rtt_polled_at = now
                 await self._poll_rtt()
             await asyncio.sleep(self._until_next(where))
+
+    def _look_for_peer(self, now: int) -> None:
+        peer = self._peer
+        if peer.connected.is_set():
+            if peer.is_lost(now):
+                self._lose(peer.life_ns)
+            elif not peer.has_ended:
+                self._regain()
+        if self._gone_at is not None and now - self._gone_at > LOST_S * SECOND:
+            self._begin_close("connection lost")
 
     def _until_next(self, where: Position | None) -> float:
         """Seconds until the next look: a quarter, or less when a stream will have been heard in full by then."""
@@ -388,7 +470,13 @@ class WebRtcCall:
                 self._playhead.rtt_ns = round(rtt_s * SECOND)
 
     def _where(self, now: int) -> Position | None:
-        return self._playhead.position(now, self.sink.sent_ticks) if self._playhead is not None else None
+        if self._playhead is None:
+            return None
+        where = self._playhead.position(now, self.sink.sent_ticks)
+        if self._gone_at is None:
+            return where
+        ticks = where.ticks if self._gone_ticks is None else min(where.ticks, self._gone_ticks)
+        return replace(where, ticks=ticks, is_playing=False)
 
     def _ear_ticks(self) -> int:
         where = self._where(self._clock.now())
@@ -422,7 +510,3 @@ class WebRtcCall:
             is_playing=not self.sink.is_paused and (where.is_playing if where is not None else True),
             is_measured=where.is_measured if where is not None else False,
         )
-
-
-def _ice_server(server: signaling.IceServer) -> RTCIceServer:
-    return RTCIceServer(urls=list(server.urls), username=server.username, credential=server.credential)

@@ -31,12 +31,13 @@ class Hall:
 
     @asynccontextmanager
     async def page(self, **options: Any) -> AsyncIterator[Page]:
-        async with connect(self.ws, max_size=None) as socket:
-            page = Page(socket, PythonListener(**options))
-            try:
-                yield page
-            finally:
-                await page.close()
+        socket = await connect(self.ws, max_size=None)
+        page = Page(socket, PythonListener(**options))
+        try:
+            yield page
+        finally:
+            await page.close()
+            await page.socket.close()
 
     async def is_free(self) -> None:
         """Wait until no call is left, and hold that nothing of any is."""
@@ -72,14 +73,34 @@ class Page:
         self._news = asyncio.Event()
         self._reader = asyncio.create_task(self._read())
 
-    async def call(self) -> None:
+    async def call(self, *, id: int = 0, heard_rtp: int | None = None) -> None:
         """Offer, connect, and report from the first sample on."""
         await self.one("hello")
         offer = await self.listener.offer()
-        await self.send(type="offer", sdp=offer.sdp, microphone=offer.microphone)
-        answer = await self.one("answer")
+        await self.send(type="offer", sdp=offer.sdp, microphone=offer.microphone, id=id, heard_rtp=heard_rtp)
+        answer = await self.one("answer", lambda message: message["id"] == id)
         await self.listener.accept(answer["sdp"])
         self.listener.start_reports(lambda report: self._later({"type": "report", **asdict(report)}), interval_s=0.1)
+
+    async def lose_connection(self) -> int:
+        """The peer connection is gone without a word, and another listener is ready; returns what was heard last."""
+        old, self.listener = self.listener, PythonListener()
+        await old.vanish()
+        return old.mute().rtp
+
+    async def lose_socket(self) -> None:
+        """The network dies under it: no goodbye."""
+        self.socket.transport.abort()
+        await asyncio.gather(self._reader, return_exceptions=True)
+
+    async def come_back(self, url: str) -> dict[str, Any]:
+        """Open another socket for the same call; returns its hello."""
+        token = self.all("hello")[0]["resume"]
+        self.socket = await connect(f"{url}?resume={token}&received={len(self.messages)}", max_size=None)
+        hellos = len(self.all("hello"))
+        self._reader = asyncio.create_task(self._read())
+        await until(lambda: len(self.all("hello")) > hellos)
+        return self.all("hello")[-1]
 
     async def send(self, **message: Any) -> None:
         await self.socket.send(json.dumps(message))
@@ -117,8 +138,9 @@ class Page:
         asyncio.get_running_loop().create_task(send())
 
     async def _read(self) -> None:
+        socket = self.socket
         try:
-            async for raw in self.socket:
+            async for raw in socket:
                 message = json.loads(raw)
                 self.messages.append(message)
                 if message["type"] == "flush":
@@ -128,7 +150,7 @@ class Page:
                 self._news.set()
         except ConnectionClosed:
             pass
-        self.close_code, self.close_reason = self.socket.close_code, self.socket.close_reason
+        self.close_code, self.close_reason = socket.close_code, socket.close_reason
         self._news.set()
 
 

@@ -19,6 +19,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from breeze_rtc.agent.session import AgentSession, Callbacks, UserTurn
+from breeze_rtc.server.call import TAKEN_OVER
 
 
 async def enter(session: AgentSession) -> AsyncGenerator[str, None]:
@@ -165,15 +166,106 @@ async def test_bad_messages_are_answered_and_the_call_goes_on(hall: Hall) -> Non
             await said(page, f"you said {text}")
 
 
-async def test_a_second_offer_is_refused_and_the_first_call_goes_on(hall: Hall) -> None:
-    """One socket, one call."""
+async def test_a_second_offer_takes_the_call_to_another_connection(hall: Hall) -> None:
+    """The page's connection vanishes in mid-speech; it is told to make another, does, and hears the rest."""
     async with hall.page() as page:
         await page.call()
-        sdp = page.listener.peer.localDescription.sdp
-        await page.send(type="offer", sdp=sdp, microphone=False)
-        assert (await page.one("error"))["code"] == "second_offer"
+        await page.type("one two three four five six seven eight")
+        speech = await page.one("speech", lambda message: "three" in message["text"])
+        await page.one("heard", lambda message: message["stream"] == speech["stream"] and message["chars"] > 15)
+        heard_rtp = await page.lose_connection()
+        await page.one("reconnect")
+        await page.call(id=1, heard_rtp=heard_rtp)
+        end = await page.one("speech_end", lambda message: message["stream"] == speech["stream"])
+        assert (end["interrupted"], end["chars"]) == (False, len(speech["text"]))
+        heard = [message["chars"] for message in page.all("heard") if message["stream"] == speech["stream"]]
+        assert heard == sorted(heard)
+        # The new listener heard what the old one had not: ten words of 0.4 s in all, a third of them before.
+        loud = sum(np.abs(frame.pcm.astype(int)).max() > 3_000 for frame in page.listener.heard)
+        assert 3 * 20 < loud < 9 * 20
+        assert page.all("stats")[-1]["gaps"] == 0
         await page.type("still there")
         assert not (await said(page, "you said still there"))["interrupted"]
+
+
+async def test_a_page_whose_network_died_finds_its_call_again(hall: Hall) -> None:
+    """Socket and connection are gone; with the token it has the same call, no message is missing or comes twice, and
+    the speech goes on where the ear was."""
+    async with hall.page() as page:
+        await page.call()
+        await page.type("one two three four five six seven eight")
+        speech = await page.one("speech", lambda message: "three" in message["text"])
+        await page.one("heard", lambda message: message["stream"] == speech["stream"] and message["chars"] > 15)
+        sent = 2  # the offer, the turn
+        heard_rtp = await page.lose_connection()
+        await page.lose_socket()
+        await asyncio.sleep(0.5)
+        assert len(hall.server._calls) == 1
+        hello = await page.come_back(hall.ws)
+        assert hello["received"] > sent
+        assert hello["resume"] == page.all("hello")[0]["resume"]
+        await page.call(id=1, heard_rtp=heard_rtp)
+        end = await page.one("speech_end", lambda message: message["stream"] == speech["stream"])
+        assert (end["interrupted"], end["chars"]) == (False, len(speech["text"]))
+        told = [message for message in page.messages if message["type"] not in {"stats", "pong", "hello"}]
+        assert len({json.dumps(message) for message in told}) == len(told) - told.count({"type": "reconnect"}) + bool(
+            told.count({"type": "reconnect"})
+        ) - sum(message["type"] == "state" for message in told) + len(
+            {message["state"] for message in told if message["type"] == "state"}
+        )
+        assert len(hall.engine.speeches) == 2
+
+
+async def test_a_socket_that_is_lost_while_the_path_holds_costs_no_sound(hall: Hall) -> None:
+    """Only the socket dies; speech goes on meanwhile, and the words come with the next socket."""
+    async with hall.page() as page:
+        await page.call()
+        await page.type("one two three four")
+        speech = await page.one("speech", lambda message: "three" in message["text"])
+        await page.one("heard", lambda message: message["stream"] == speech["stream"])
+        await page.lose_socket()
+        await page.come_back(hall.ws)
+        end = await page.one("speech_end", lambda message: message["stream"] == speech["stream"])
+        assert (end["interrupted"], end["chars"]) == (False, len(speech["text"]))
+        assert page.all("stats")[-1]["gaps"] == 0
+
+
+async def test_only_the_token_opens_a_call_and_the_newest_socket_has_it(hall: Hall) -> None:
+    """Other tokens, and nonsense, are told that there is no such call; a second socket takes the first one's place."""
+    async with hall.page() as page:
+        await page.call()
+        await said(page, "hello there")
+        token = page.all("hello")[0]["resume"]
+        bad = ("", "nonsense", token, f"{token}&received=-1", f"{token}&received=x", f"{token}&received={10**20}")
+        for query in bad:
+            async with connect(f"{hall.ws}?resume={query}") as stranger:
+                refused = json.loads(await stranger.recv())
+                assert (refused["type"], refused["code"]) == ("error", "call_gone")
+        first, reader = page.socket, page._reader
+        await page.come_back(hall.ws)
+        await asyncio.wait_for(first.wait_closed(), 10)
+        await reader
+        assert first.close_code == TAKEN_OVER
+        await page.type("still there")
+        assert not (await said(page, "you said still there"))["interrupted"]
+        # More than there ever were counts as all.
+        socket = await connect(f"{hall.ws}?resume={token}&received=999999")
+        assert json.loads(await socket.recv())["type"] == "hello"
+        await socket.close()
+        await hall.is_free()
+        async with connect(f"{hall.ws}?resume={token}&received=0") as late:
+            assert json.loads(await late.recv())["code"] == "call_gone"
+
+
+async def test_a_page_that_does_not_come_back_is_let_go() -> None:
+    """Its line is held for a while, and then it is free."""
+    async with serving(TALKS, return_s=0.5, max_calls=1) as hall, hall.page() as page:
+        await page.call()
+        await page.lose_socket()
+        async with connect(hall.ws) as other:
+            assert json.loads(await other.recv())["code"] == "too_many_calls"
+        await hall.is_free()
+        assert b'breeze_calls_ended_total{reason="the page did not come back"} 1.0' in hall.server.metrics.text()
 
 
 async def test_a_bad_offer_ends_the_call_with_its_reason(hall: Hall) -> None:
@@ -216,9 +308,9 @@ async def test_a_flood_of_messages_ends_the_call(hall: Hall) -> None:
         assert page.close_code == 1008
 
 
-async def test_a_page_that_vanishes_frees_everything_and_disturbs_nobody(hall: Hall) -> None:
+async def test_a_page_that_vanishes_frees_everything_and_disturbs_nobody() -> None:
     """Mid-speech, without a goodbye: its stream is cancelled; the call beside it is spoken to its end."""
-    async with hall.page() as other:
+    async with serving(TALKS, return_s=0.3) as hall, hall.page() as other:
         await other.call()
         await said(other, "hello there")
         async with hall.page() as page:

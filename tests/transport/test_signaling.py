@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from breeze_rtc.errors import PeerError
 from breeze_rtc.transport import signaling
-from breeze_rtc.transport.signaling import Bye, Flushed, Inbox, Interrupt, Offer, Ping, Report, Text
+from breeze_rtc.transport.signaling import Bye, Candidate, Flushed, Inbox, Interrupt, Offer, Ping, Report, Text
 
 CHROMIUM = """\
 v=0
@@ -51,6 +51,8 @@ a=rtpmap:110 telephone-event/48000
 a=rtpmap:126 telephone-event/8000
 """.replace("\n", "\r\n")
 """An offer of Chromium 156, one of its addresses written out."""
+
+CANDIDATE = Candidate("candidate:1 1 udp 1 1.2.3.4 5 typ host", 2)
 
 REPORT: dict[str, Any] = {
     "type": "report",
@@ -91,6 +93,9 @@ def code_of(raw: str | bytes) -> str:
         ({"type": "ping", "id": 7, "t_ms": 12.5}, Ping(7, 12.5)),
         ({"type": "flushed", "rtp": 0, "t_ms": 1}, Flushed(0, 1.0)),
         ({"type": "interrupt"}, Interrupt()),
+        ({"type": "candidate", "candidate": " candidate:1 1 udp 1 1.2.3.4 5 typ host", "id": 2}, CANDIDATE),
+        ({"type": "candidate", "candidate": ""}, Candidate("")),
+        ({"type": "candidate", "candidate": "candidate:1 1 udp 1 0a-1b.local 5 typ host"}, Candidate("")),
         ({"type": "bye", "later": "fields are no fault"}, Bye()),
     ],
 )
@@ -171,6 +176,9 @@ def test_a_refused_message_does_not_end_the_conversation() -> None:
         ('{"type":"text","text":"' + "\u00e4" * 33_000 + '"}', "message_too_large"),
         ('{"type":"offer","sdp":"v=0","microphone":false}', "offer_malformed"),
         ('{"type":"offer","sdp":"","microphone":false}', "offer_malformed"),
+        ('{"type":"candidate"}', "missing_field"),
+        ('{"type":"candidate","candidate":"","id":-1}', "bad_field"),
+        ('{"type":"candidate","candidate":"' + "a" * 501 + '"}', "candidate_malformed"),
     ],
 )
 def test_what_breaks_the_rules_has_a_stable_code(raw: str | bytes, code: str) -> None:
@@ -210,6 +218,17 @@ def test_an_offer_of_chromium_passes_without_its_mdns_names() -> None:
     assert "203.0.113.7" in offer.sdp
     dropped = set(CHROMIUM.split("\r\n")) - set(offer.sdp.split("\r\n"))
     assert len(dropped) == 1
+
+
+def test_an_offer_on_another_connection_says_what_was_heard() -> None:
+    """Both fields may be left out, and must be right where they are there."""
+    fields = {"type": "offer", "sdp": CHROMIUM, "microphone": True}
+    first, second = (Inbox().read(json.dumps(fields | more)) for more in ({}, {"id": 3, "heard_rtp": 7}))
+    assert isinstance(first, Offer)
+    assert isinstance(second, Offer)
+    assert [(offer.id, offer.heard_rtp) for offer in (first, second)] == [(0, None), (3, 7)]
+    for wrong in ({"id": "x"}, {"id": -1}, {"heard_rtp": 1 << 32}, {"heard_rtp": "now"}):
+        assert code_of(json.dumps(fields | wrong)) == "bad_field"
 
 
 def test_an_offer_with_bare_newlines_is_mended() -> None:
@@ -272,8 +291,13 @@ def test_what_the_server_says_is_what_the_protocol_names() -> None:
             voice="v",
             ice_servers=[server],
             sample_rate=24_000,
+            resume="t0ken",
+            received=4,
         ),
-        signaling.answer("v=0"),
+        signaling.ice([server]),
+        signaling.answer("v=0", 2),
+        signaling.candidate("candidate:1", 2),
+        signaling.reconnect(),
         signaling.pong(Ping(4, 2.5), now=1_500_000),
         signaling.speech(3, "gr\u00fc\u00df"),
         signaling.heard(3, 2),
@@ -297,12 +321,32 @@ def test_what_the_server_says_is_what_the_protocol_names() -> None:
     ]
     values = [json.loads(text) for text in said]
     assert [value["type"] for value in values] == (
-        ["hello", "answer", "pong", "speech", "heard", "speech_end", "user", "state", "flush", "stats", "error"]
+        [
+            "hello",
+            "ice",
+            "answer",
+            "candidate",
+            "reconnect",
+            "pong",
+            "speech",
+            "heard",
+            "speech_end",
+            "user",
+            "state",
+            "flush",
+            "stats",
+            "error",
+        ]
     )
     assert values[0]["ice_servers"] == [{"urls": ["turn:turn.example.org"], "username": "me", "credential": "secret"}]
-    assert values[2] == {"type": "pong", "id": 4, "t_ms": 2.5, "server_ms": 1.5}
-    assert values[3]["text"] == "gr\u00fc\u00df"
-    assert values[9]["lead_ms"] is None
+    assert values[1]["ice_servers"] == values[0]["ice_servers"]
+    assert values[2:4] == [
+        {"type": "answer", "sdp": "v=0", "id": 2},
+        {"type": "candidate", "candidate": "candidate:1", "id": 2},
+    ]
+    assert values[5] == {"type": "pong", "id": 4, "t_ms": 2.5, "server_ms": 1.5}
+    assert values[6]["text"] == "gr\u00fc\u00df"
+    assert values[12]["lead_ms"] is None
 
 
 def test_the_server_never_says_nan() -> None:
