@@ -307,10 +307,12 @@ def _ice_servers(urls: list[str], user: str | None, credential_env: str, secret_
     if secret_env is not None and not secret:
         raise BadRequest(f"--turn-secret-env names the environment variable {secret_env}, which is not set")
     for url in urls:
+        if url.split(":", 1)[0] not in {"stun", "turn", "turns"}:
+            raise BadRequest(f"--ice-server {url!r} does not begin with stun:, turn: or turns:")
         try:
             parse_stun_turn_uri(url)
         except ValueError as error:
-            raise BadRequest(f"--ice-server {url!r} is no stun:, turn: or turns: address ({error})") from error
+            raise BadRequest(f"--ice-server {url!r} is no address ({error})") from error
     return IceServers(
         tuple(IceServer((url,), user, credential) if url.startswith("turn") else IceServer((url,)) for url in urls),
         secret,
