@@ -85,8 +85,9 @@ class Page:
     async def lose_connection(self) -> int:
         """The peer connection is gone without a word, and another listener is ready; returns what was heard last."""
         old, self.listener = self.listener, PythonListener()
+        heard_rtp = old.mute().rtp
         await old.vanish()
-        return old.mute().rtp
+        return heard_rtp
 
     async def lose_socket(self) -> None:
         """The network dies under it: no goodbye."""

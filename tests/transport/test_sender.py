@@ -124,7 +124,7 @@ async def test_timestamps_go_on_through_a_renegotiation() -> None:
         await wire.until(lambda: len(wire.packets) >= 10)
         before = len(wire.packets)
         await wire.listener.peer.setLocalDescription(await wire.listener.peer.createOffer())
-        peer = wire.call._peer
+        peer = wire.call._peer.connection
         await peer.setRemoteDescription(RTCSessionDescription(wire.listener.peer.localDescription.sdp, "offer"))
         await peer.setLocalDescription(await peer.createAnswer())
         await wire.listener.peer.setRemoteDescription(RTCSessionDescription(peer.localDescription.sdp, "answer"))
