@@ -23,6 +23,7 @@ from .call import Call, Ears, Voice
 from .endpointing import sounds_finished
 from .listening import Listening
 from .speaking import Mouth, SpeechHandle, texts_of
+from .tools import Tool, Tools
 from .transcript import Message
 from .turns import Action, Event, State, TurnTaking, agent_may_speak, turn
 from .vad import Cue, Samples, SpeechGate, VoiceActivity
@@ -84,6 +85,7 @@ class Callbacks:
     on_interrupted: OnInterrupted | None = None
     on_dtmf: OnDtmf | None = None
     voice: str | None = None
+    tools: dict[str, Tool] = field(default_factory=dict)
     turn_taking: TurnTaking = field(default_factory=TurnTaking)
     recovery: Recovery = field(default_factory=Recovery)
 
@@ -148,6 +150,11 @@ class AgentSession:
     def history(self) -> list[Message]:
         """The call so far: the user's turns, and of the agent's speech what was heard."""
         return [message for message in self._mouth.history if message.text]
+
+    @property
+    def tools(self) -> Tools:
+        """The agent's tools in this call, for a language model that may use them."""
+        return Tools(self._callbacks.tools, self)
 
     def say(self, text: str | AsyncIterable[str], *, allow_interruptions: bool = True) -> SpeechHandle:
         """Speak `text` after whatever is being spoken; await the handle to know that it was heard.

@@ -6,6 +6,7 @@ import webbrowser
 from typing import Any
 
 from breeze_rtc.agent.session import Callbacks, OnDtmf, OnEnter, OnInterrupted, OnUserTurn, Recovery
+from breeze_rtc.agent.tools import Tool, ToolFunction
 from breeze_rtc.agent.turns import TurnTaking
 from breeze_rtc.server import app as door
 from breeze_rtc.server.app import VoiceServer
@@ -54,6 +55,15 @@ class Agent:
         """`async def f(session, digit)`: the caller pressed a key of the telephone."""
         self.callbacks.on_dtmf = callback
         return callback
+
+    def tool(self, function: ToolFunction) -> ToolFunction:
+        """A function that the language model may call (`session.tools`): see `agent.tools.Tool` for what it may take.
+
+        Raises BadTool.
+        """
+        tool = Tool(function)
+        self.callbacks.tools[tool.name] = tool
+        return function
 
     def mount(self, app: Any, **options: Any) -> VoiceServer:
         """Add the page, the call and the API to a Starlette or FastAPI `app`; `options` are VoiceServer's."""

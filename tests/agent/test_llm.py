@@ -13,6 +13,7 @@ import pytest
 from breeze_rtc.agent import llm
 from breeze_rtc.agent.llm import ChatModel, LanguageModelError, delta, messages
 from breeze_rtc.agent.session import UserTurn
+from breeze_rtc.agent.tools import Tool, Tools
 from breeze_rtc.agent.transcript import Message
 
 
@@ -85,6 +86,63 @@ async def test_a_reply_streams(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "Bearer secret-key" in server.headers
 
 
+def call_event(index: int, **function: str) -> str:
+    call = {"index": index, "function": function, **({"id": f"id{index}"} if "name" in function else {})}
+    return f"data: {json.dumps({'choices': [{'delta': {'tool_calls': [call]}}]})}\n\n"
+
+
+async def test_tools_run_while_the_reply_is_spoken() -> None:
+    """Calls come in pieces and run side by side; their results go back, and the reply goes on in the next request."""
+    running = asyncio.Barrier(2)
+    seen: list[Any] = []
+
+    async def weather(session: object, city: str, days: int = 1) -> dict[str, Any]:
+        """What the weather will be."""
+        seen.append((session, city, days))
+        await running.wait()
+        return {"sky": "clear"}
+
+    def clock() -> str:
+        """The time."""
+        asyncio.run_coroutine_threadsafe(running.wait(), loop).result(10)
+        return "noon"
+
+    loop = asyncio.get_running_loop()
+    tools = Tools({"weather": Tool(weather), "clock": Tool(clock)}, "the session")
+    first = [event("Let me look."), call_event(0, name="weather", arguments='{"ci')]
+    first += [call_event(0, arguments='ty": "Oslo"}'), call_event(1, name="clock"), "data: [DONE]\n\n"]
+    async with endpoint() as server:
+        server.events = first
+        async with ChatModel(server.base_url, "small") as model:
+            pieces = []
+            async for piece in model.reply([Message("user", "hi")], tools):
+                pieces.append(piece)
+                server.events = [event("It is clear."), "data: [DONE]\n\n"]
+        assert "".join(pieces) == "Let me look. It is clear."
+        assert seen == [("the session", "Oslo", 1)]
+        asked, told = server.requests
+        assert [tool["function"]["name"] for tool in asked["tools"]] == ["weather", "clock"]
+        assert asked["tools"][0]["function"]["parameters"]["required"] == ["city"]
+        assert [message["role"] for message in told["messages"][2:]] == ["assistant", "tool", "tool"]
+        assert told["messages"][2]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
+        assert [message["content"] for message in told["messages"][3:]] == ['{"sky": "clear"}', "noon"]
+        assert told["messages"][3]["tool_call_id"] == "id0"
+
+
+async def test_a_model_that_only_calls_tools_is_stopped() -> None:
+    """After MAX_ROUNDS it is offered none and must answer."""
+    tools = Tools({"nothing": Tool(nothing)}, None)
+    async with endpoint() as server:
+        server.events = [call_event(0, name="nothing", arguments="{}"), "data: [DONE]\n\n"]
+        async with ChatModel(server.base_url, "small") as model:
+            assert [piece async for piece in model.reply([], tools)] == []
+        assert ["tools" in request for request in server.requests] == [True] * (llm.MAX_ROUNDS - 1) + [False]
+
+
+def nothing() -> None:
+    """Nothing."""
+
+
 async def test_closing_a_reply_drops_the_request() -> None:
     """An interruption does not leave the model talking to nobody."""
     async with endpoint() as server:
@@ -122,6 +180,7 @@ async def test_a_failure_is_spoken_kindly() -> None:
 
         class Session:
             history = [Message("user", "hi")]  # noqa: RUF012
+            tools = None
 
         assert callbacks.on_user_turn is not None
         said = [text async for text in callbacks.on_user_turn(Session(), UserTurn("hi"))]  # type: ignore[arg-type, union-attr]
@@ -138,5 +197,5 @@ def test_malformed_lines_are_errors_of_the_tree(line: str) -> None:
 def test_lines_without_text_are_empty() -> None:
     """Comments, blank lines, role deltas and nulls say nothing."""
     for line in ("", ": ping", "event: x", 'data: {"choices": [{"delta": {"role": "assistant", "content": null}}]}'):
-        assert delta(line) == ""
+        assert delta(line) == llm.Delta()
     assert messages("be kind", [])[0] == {"role": "system", "content": "be kind"}
