@@ -18,7 +18,8 @@ const IDLE_STATS_MS = 250;
 const STALE_MS = 60; // R has stopped moving when it is older than this
 const WINDOW_MS = 1000; // the device delay is an average over this long
 const GOOD_ROUND_TRIP_MS = 20; // bounds the clock's error to half of it, which is below what else is uncertain
-const PING_MEMORY_MS = 60_000; // an old round trip says nothing about a clock that drifts
+const CLOCK_DRIFT = 1e-4; // of two machines' clocks; quartz is better, but warms up
+const PING_MEMORY_MS = 300_000;
 const PULL_WINDOW_MS = 250; // longer would blur what happens when the buffer stretches time
 const PULL_JUMP_MS = 40; // further apart than packets that play one after the other
 const LEFT_OVER_MS = 4.5; // of earlier packets, when the jitter buffer takes one: between nothing and its block of 10 ms
@@ -58,7 +59,7 @@ export function pingPeriodMs(sent, bestRoundTripMs) {
   return sent < 40 ? 250 : 1000;
 }
 
-/** Server clock minus page clock, from the ping with the shortest way there and back. */
+/** Server clock minus page clock, from the ping that bounds it best: a short way there and back, not too long ago. */
 export class ClockOffset {
   #samples = [];
 
@@ -74,7 +75,9 @@ export class ClockOffset {
   }
 
   get #best() {
-    return this.#samples.reduce((best, sample) => (sample.roundTrip < best.roundTrip ? sample : best));
+    // Half the round trip, and what the clocks may have drifted apart since; the newest is as good as now.
+    const error = ({ at, roundTrip }) => roundTrip / 2 - CLOCK_DRIFT * at;
+    return this.#samples.reduce((best, sample) => (error(sample) < error(best) ? sample : best));
   }
 
   /** True once a ping has come back. */
