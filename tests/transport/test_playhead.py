@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from breeze_rtc.clock import MS, SECOND
 from breeze_rtc.media import rtp
-from breeze_rtc.transport.playhead import DEVICE_DELAY_NS, LOOK_AHEAD_NS, Playhead
+from breeze_rtc.transport.playhead import DEVICE_DELAY_NS, LOOK_AHEAD_NS, Playhead, ReceiverReport
 from breeze_rtc.transport.playout import SLOT_NS, SLOT_TICKS, SlotClock
 from breeze_rtc.transport.signaling import Flushed, Report
 
@@ -233,6 +233,132 @@ def test_without_reports_the_last_delay_is_held() -> None:
     assert fresh.error_ns < held.error_ns < later.error_ns
 
 
+def test_a_late_report_is_worth_what_its_own_age_makes_it() -> None:
+    """Held up for two seconds on its way, it tells the delay of two seconds ago: not a moment of now, and no fault."""
+    head, listener = playhead(), Listener()
+    said_at, at = T0 + SECOND, T0 + 3 * SECOND
+    assert head.report(listener.report(said_at), sent_at(at), at)
+    position = head.position(at, sent_at(at))
+    assert near(position.ticks, truth(at, 84))
+    assert (position.source, position.is_measured) == ("held", False)
+    assert head.impossible == 0
+    assert head.is_playing(at + 4 * SECOND)
+
+
+def test_the_held_delay_is_as_sure_as_the_path_was_steady() -> None:
+    """Where the delay jumped by 200 ms lately it may do so again unseen; half a minute later that is forgotten."""
+    errors = {}
+    for jump_ms in (0, 200):
+        head, listener = playhead(), Listener()
+        at = T0 + SECOND
+        head.report(listener.report(at), sent_at(at), at)
+        listener.network_ms += jump_ms
+        for step in range(1, 161):
+            at = T0 + SECOND + step * 250 * MS
+            head.report(listener.report(at), sent_at(at), at)
+            if step in {1, 160}:
+                errors[jump_ms, step] = head.position(at + 1_100 * MS, sent_at(at + 1_100 * MS)).error_ns
+    assert errors[0, 1] < 40 * MS
+    assert errors[200, 1] > 200 * MS
+    assert errors[200, 160] == errors[0, 160]
+
+
+def arrived(at: int, *, rtt_ms: int = 60, jitter_ms: int = 0) -> ReceiverReport:
+    """What the listener's RTP stack says when all that was sent a tenth of a second ago has arrived."""
+    return ReceiverReport(sent_at(at - 100 * MS), jitter_ms * MS, rtt_ms * MS)
+
+
+def test_with_rtcp_alone_half_a_round_trip_jitter_and_eighty_milliseconds() -> None:
+    """A listener that never reports: a guess, better founded than without RTCP, and it says so."""
+    head = playhead()
+    at = T0 + SECOND
+    unknown = playhead().position(at, sent_at(at))
+    head.receiver_report(arrived(at, rtt_ms=60, jitter_ms=13), at)
+    position = head.position(at, sent_at(at))
+    assert near(position.ticks, truth(at, 30 + 80 + 13), ms=1)
+    assert (position.source, position.is_measured, position.is_playing) == ("rtcp", False, True)
+    assert position.error_ns < unknown.error_ns
+    assert not head.has_played
+
+
+def test_reports_that_stop_while_packets_arrive_are_a_stuck_channel() -> None:
+    """The listener's RTP stack goes on telling of arrivals every few seconds: it hears, and the last delay is held."""
+    head, listener = playhead(), Listener()
+    at = T0 + SECOND
+    head.report(listener.report(at), sent_at(at), at)
+    for second in range(1, 30):
+        now = at + second * SECOND
+        if second % 4 == 3:
+            head.receiver_report(arrived(now), now)
+        position = head.position(now, sent_at(now))
+        assert position.is_playing
+        assert near(position.ticks, truth(now, 84))
+        assert position.source == ("held" if second > 1 else "playout")
+
+
+def test_reports_that_stop_with_everything_else_are_a_listener_asleep() -> None:
+    """A receiver report from the time of the last word proves nothing, nor do those that tell of no new packet."""
+    head, listener = playhead(), Listener()
+    at = T0 + SECOND
+    head.report(listener.report(at), sent_at(at), at)
+    head.receiver_report(arrived(at), at + 100 * MS)
+    head.receiver_report(arrived(at), at + 3 * SECOND)
+    assert head.is_playing(at + 4 * SECOND)
+    assert not head.is_playing(at + 6 * SECOND)
+
+
+def test_an_arrival_wakes_a_listener_who_was_believed_asleep() -> None:
+    """The position stood still meanwhile, and goes on from where the ear is now."""
+    head, listener = playhead(), Listener()
+    at = T0 + SECOND
+    head.report(listener.report(at), sent_at(at), at)
+    asleep = head.position(at + 7 * SECOND, sent_at(at + 7 * SECOND))
+    now = at + 8 * SECOND
+    head.receiver_report(arrived(now), now)
+    awake = head.position(now, sent_at(now))
+    assert (asleep.is_playing, awake.is_playing) == (False, True)
+    assert near(asleep.ticks, truth(at + 5 * SECOND, 84))
+    assert near(awake.ticks, truth(now, 84))
+
+
+@pytest.mark.parametrize("ppm", [-400, 0, 400])
+def test_the_drift_of_the_listeners_loudspeaker(ppm: int) -> None:
+    """Known after half a minute in which the player left the sound as it is; seconds in which it did not do not count."""
+    head, listener = playhead(), Listener()
+    inserted = 0
+    for step in range(1, 400):
+        at = T0 + step * 250 * MS
+        listener.network_ms = 60 - ppm * 1e-6 * step * 250 + inserted / 48
+        if step % 80 == 0:
+            inserted += 480
+        head.report(listener.report(at, inserted=inserted), sent_at(at), at)
+        if step < 4 * 30:
+            assert head.drift_ppm is None
+    assert head.drift_ppm is not None
+    assert abs(head.drift_ppm - ppm) < 40
+
+
+def test_a_new_connection_begins_anew_on_the_same_clock() -> None:
+    """What a report says of packets of the old one counts nothing; the first of the new one is a first measurement."""
+    head, listener = playhead(), Listener()
+    at = T0 + SECOND
+    head.report(listener.report(at), sent_at(at), at)
+    told = head.position(at, sent_at(at)).ticks
+    head.reconnect(sent_at(at))
+    assert not head.has_played
+    assert head.position(at, sent_at(at)).source == "estimate"
+    newcomer = Listener(network_ms=300)
+    later = at + 200 * MS
+    assert not head.report(newcomer.report(later), sent_at(later), later)
+    assert (head.has_played, head.impossible) == (False, 0)
+    later = at + SECOND
+    assert head.report(newcomer.report(later), sent_at(later), later)
+    position = head.position(later, sent_at(later))
+    assert position.source == "playout"
+    assert near(position.ticks, truth(later, 334))
+    assert position.ticks > told
+
+
 def test_while_the_player_stretches_the_error_grows_faster() -> None:
     """Between two reports with moving counters the speed is not one."""
     errors = []
@@ -340,22 +466,39 @@ wild = st.fixed_dictionaries(
 )
 
 
+wild_rtcp = st.builds(
+    ReceiverReport,
+    arrived_ticks=st.integers(-(1 << 40), 1 << 40),
+    jitter_ns=st.integers(0, (1 << 32) * SECOND // 48_000),
+    rtt_ns=st.one_of(st.none(), st.integers(-(1 << 62), 1 << 62)),
+)
+
+
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3 * SECOND), wild, st.booleans(), st.booleans()), max_size=25))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3 * SECOND), wild, st.booleans(), st.sampled_from(["", "", "flush", "reconnect"])),
+        max_size=25,
+    ),
+    st.lists(wild_rtcp, max_size=25),
+)
 def test_no_sequence_of_reports_raises_or_breaks_the_laws(
-    script: list[tuple[int, dict[str, Any], bool, bool]],
+    script: list[tuple[int, dict[str, Any], bool, str]], rtcp: list[ReceiverReport]
 ) -> None:
-    """Whatever the page says: no exception, never past what was sent, never back but after a flush or an estimate."""
+    """Whatever is said: no exception, never past what was sent, never back but after a flush, a new connection
+    or an estimate."""
     head, listener = playhead(), Listener()
     at, last = T0 + 100 * MS, 0
-    for wait, changes, is_honest, is_flush in script:
+    for step, (wait, changes, is_honest, move) in enumerate(script):
         at += wait
         had_played = head.has_played
+        if step < len(rtcp):
+            head.receiver_report(rtcp[step], at)
         head.report(listener.report(at, **({} if is_honest else changes)), sent_at(at), at)
         if head.has_played and not had_played:
             last = 0
-        if is_flush:
-            head.flush(sent_at(at))
+        if move:
+            head.flush(sent_at(at)) if move == "flush" else head.reconnect(sent_at(at))
             last = 0
         for now in (at, at + 7 * MS):
             position = head.position(now, sent_at(now))
