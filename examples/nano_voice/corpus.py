@@ -52,7 +52,7 @@ class Corpus:
                 trimmed = trim(rows, record)
                 if trimmed is None:
                     continue
-                rows, ends = trimmed
+                rows, ends, _ = trimmed
                 utterances.append(Utterance(total, len(rows), record["items"], ends))
                 parts.append(rows)
                 total += len(rows)
@@ -68,8 +68,11 @@ def loudness(rows: NDArray[np.float16]) -> NDArray[np.float32]:
     return np.maximum(harmonic, values[:, 82:].max(1))
 
 
-def trim(rows: NDArray[np.float16], record: dict) -> tuple[NDArray[np.float16], list[list[float]]] | None:
-    """Cut the silence at both ends and say when each phoneme of each item ends, in feature frames of what is left."""
+def trim(rows: NDArray[np.float16], record: dict) -> tuple[NDArray[np.float16], list[list[float]], int] | None:
+    """Cut the silence at both ends and say when each phoneme of each item ends, in feature frames of what is left.
+
+    The third result is how many frames were cut at the beginning.
+    """
     is_loud = loudness(rows) > LOUD
     if not is_loud.any():
         return None
@@ -99,7 +102,7 @@ def trim(rows: NDArray[np.float16], record: dict) -> tuple[NDArray[np.float16], 
             mine.append(time)
         ends.append(mine)
     shifted = [[max(0.0, min(float(count), end - first)) for end in item] for item in ends]
-    return rows[first : first + count], shifted
+    return rows[first : first + count], shifted, first
 
 
 def tokens(utterance: Utterance, *, letters: float, pick: random.Random) -> tuple[list[int], list[float]]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import hibari.dsp
 import hibari.tts
 import numpy as np
 import onnx
@@ -30,7 +31,7 @@ BANDS = (80, 40)
 SHARD = 200
 HARMONIC_SHARE = 0.8
 FLOOR = -9.5  # log amplitude: -82 dB, inaudible
-_PIECE = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*'?|[.,;:!?]+")
+PIECE = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*'?|[.,;:!?]+")
 
 
 def band_matrix(bands: int, bins: int, *, rate: int = 24_000) -> NDArray[np.float32]:
@@ -64,12 +65,23 @@ class Teacher:
         self.vocabulary: dict[str, int] = json.loads((Path(hibari.tts.ASSETS) / "vocab.json").read_text("utf-8"))
         self._harmonic, self._noise = (band_matrix(bands, 601) for bands in BANDS)
 
-    def speak(self, phonemes: str) -> tuple[NDArray[np.float16], list[int]]:
-        """Features (T, 122) at 100 Hz, and 25 ms units for each phoneme, with one silent pad at either end."""
+    def _run(self, phonemes: str) -> tuple[list[NDArray[np.float32]], list[int]]:
+        """The network's six outputs (see hibari.dsp), and 25 ms units for each phoneme and a pad at either end."""
         ids = [0, *(self.vocabulary[sound] for sound in phonemes), 0]
         feeds = {"ids": np.asarray([ids], np.int64), "speed": np.ones(1, np.float32)}
-        harmonic, _, noise, free, _, f0, durations = self._session.run(None, feeds)
-        return self.features(harmonic[0], noise[0], free[0], f0[0]), [round(float(units)) for units in durations]
+        *outputs, durations = self._session.run(None, feeds)
+        return [output[0] for output in outputs], [round(float(units)) for units in durations]
+
+    def speak(self, phonemes: str) -> tuple[NDArray[np.float16], list[int]]:
+        """Features (T, 122) at 100 Hz, and 25 ms units for each phoneme, with one silent pad at either end."""
+        (harmonic, _, noise, free, _, f0), units = self._run(phonemes)
+        return self.features(harmonic, noise, free, f0), units
+
+    def sound(self, phonemes: str) -> NDArray[np.float32]:
+        """The teacher's own voice, 24 kHz; feature t of `speak` stands at sample 240 (t + 1)."""
+        outputs, _ = self._run(phonemes)
+        pcm: NDArray[np.float32] = hibari.dsp.synth(*outputs, np.random.default_rng(0))
+        return pcm
 
     def features(
         self,
@@ -110,9 +122,9 @@ class Teacher:
         return (rows[:, low] * (1 - weight) + rows[:, high] * weight).T.astype(np.float16)
 
 
-def read(text: str, lexicon: Lexicon, unknown: Any) -> list[list[str]]:
+def read(text: str, lexicon: Lexicon, unknown: Callable[[str], str]) -> list[list[str]]:
     """[[written, phonemes], ...] for words and punctuation; unknown words are read by the teacher's own model."""
-    pieces = [piece.group() for piece in _PIECE.finditer(text)]
+    pieces = [piece.group() for piece in PIECE.finditer(text)]
     items: list[list[str]] = []
     group: list[str] = []
     for piece in [*pieces, ""]:
@@ -125,6 +137,19 @@ def read(text: str, lexicon: Lexicon, unknown: Any) -> list[list[str]]:
         if piece and items and items[-1][0][0].isalpha():
             items.append([piece, "…" if piece.startswith("..") else piece[0]])
     return items
+
+
+def joined(items: list[list[str]]) -> str:
+    """The teacher's phonemes for what `read` returns: words after a space, marks after their word."""
+    return "".join(said if said in ".,;:!?…" or index == 0 else " " + said for index, (_, said) in enumerate(items))
+
+
+def unknown_reader() -> Callable[[str], str]:
+    """How the teacher itself reads a word that no lexicon has."""
+    from hibari.g2p import G2P
+
+    read_unknown = G2P().oov
+    return lambda word: str(read_unknown(word)).replace("ɾ", "T").replace("ʔ", "t")
 
 
 def main() -> None:
@@ -141,19 +166,15 @@ def main() -> None:
     texts = Sentences(seed=1, held_out=held_out).take(arguments.count)
     lexicon = Lexicon.load(LEXICON)
     teacher = Teacher(arguments.work)
-    from hibari.g2p import G2P
-
-    unknown_reader = G2P().oov
+    unknown = unknown_reader()
     for number in tqdm(range(part, (len(texts) + SHARD - 1) // SHARD, parts), unit="shard"):
         path = folder / f"{number:04d}.npz"
         if path.exists():
             continue
         features, records = [], []
         for text in texts[number * SHARD : (number + 1) * SHARD]:
-            items = read(text, lexicon, lambda word: unknown_reader(word).replace("ɾ", "T").replace("ʔ", "t"))
-            phonemes = "".join(
-                said if said in ".,;:!?…" or index == 0 else " " + said for index, (_, said) in enumerate(items)
-            )
+            items = read(text, lexicon, unknown)
+            phonemes = joined(items)
             if not 1 <= len(phonemes) <= 300 or any(sound not in teacher.vocabulary for sound in phonemes):
                 continue
             spoken, units = teacher.speak(phonemes)

@@ -1,11 +1,14 @@
-"""The judge: Whisper tiny.en writes down what it hears, and words are counted."""
+"""The judges: Whisper tiny.en writes down what it hears, words are counted; two networks guess what people would say."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from importlib.resources import files
+from importlib.util import find_spec
+from types import ModuleType
 
 import inflect
 import numpy as np
@@ -65,3 +68,44 @@ class Judge:
         heard = [self.hear(sound) for sound in sounds]
         edits = sum(word_edits(plain_words(text), plain_words(words)) for text, words in zip(texts, heard, strict=True))
         return edits / sum(len(plain_words(text)) for text in texts), heard
+
+
+class Opinions:
+    """Mean opinion scores as networks predict them, 1 to 5: DistillMOS and DNSMOS (overall).
+
+    Needs distillmos, xls_r_sqa and speechmos, installed without their dependencies (see README.md).
+    """
+
+    def __init__(self) -> None:
+        if find_spec("torchaudio") is None:
+            # distillmos and xls_r_sqa import it, and use it only to read files and for features we do not take.
+            for name in ("torchaudio", "torchaudio.transforms"):
+                sys.modules[name] = ModuleType(name)
+            sys.modules["torchaudio"].transforms = sys.modules["torchaudio.transforms"]  # type: ignore[attr-defined]
+            sys.modules["torchaudio.transforms"].MFCC = None  # type: ignore[attr-defined]
+        import distillmos
+        import onnxruntime
+
+        self._distill = distillmos.ConvTransformerSQAModel().eval()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        path = os.fspath(files("speechmos") / "dnsmos_models" / "sig_bak_ovr.onnx")
+        self._dns = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+    def of(self, pcm: NDArray[np.float32], *, rate: int = 24_000) -> tuple[float, float]:
+        """(DistillMOS, DNSMOS overall) of one utterance."""
+        import torch
+        from scipy.signal import resample_poly
+
+        audio = resample_poly(pcm, 16_000 // 1000, rate // 1000).astype(np.float32)
+        with torch.inference_mode():
+            distill = float(self._distill(torch.from_numpy(audio)[None]))
+        # DNSMOS hears 9.01 s; short sounds are repeated, long ones heard in steps of a second, as in speechmos.
+        length = int(9.01 * 16_000)
+        while len(audio) < length:
+            audio = np.append(audio, audio)
+        scores = []
+        for start in range(0, len(audio) - length + 1, 16_000):
+            ((_, _, raw),) = self._dns.run(None, {"input_1": audio[None, start : start + length]})[0]
+            scores.append(-0.06766283 * raw**2 + 1.11546468 * raw + 0.04602535)
+        return distill, float(np.mean(scores))
