@@ -1,4 +1,4 @@
-"""The judges: Whisper tiny.en writes down what it hears, words are counted; two networks guess what people would say."""
+"""The judges: Whisper tiny.en writes down what it hears, words are counted; two networks guess opinions."""
 
 from __future__ import annotations
 
