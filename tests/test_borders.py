@@ -17,12 +17,12 @@ def _parts(*names: str) -> set[str]:
 # part -> what it must never import.
 FORBIDDEN: dict[str, set[str]] = {
     "scheduling": {"torch", "numpy", "asyncio", "threading", "time", "random", "multiprocessing", "socket"}
-    | _parts("models", "runtime", "transport", "media", "agent", "server", "cli"),
-    "models": _parts("scheduling", "runtime", "transport", "agent", "server", "cli"),
-    "runtime": _parts("transport", "agent", "server", "cli"),
-    "transport": {"torch"} | _parts("models", "scheduling", "runtime", "agent", "server", "cli"),
-    "media": {"torch"} | _parts("models", "scheduling", "runtime", "transport", "agent", "server", "cli"),
-    "agent": {"torch", "aiortc"} | _parts("models", "scheduling", "runtime", "transport", "server", "cli"),
+    | _parts("models", "runtime", "transport", "media", "agent", "server", "cli", "testing"),
+    "models": _parts("scheduling", "runtime", "transport", "agent", "server", "cli", "testing"),
+    "runtime": _parts("transport", "agent", "server", "cli", "testing"),
+    "transport": {"torch"} | _parts("models", "scheduling", "runtime", "agent", "server", "cli", "testing"),
+    "media": {"torch"} | _parts("models", "scheduling", "runtime", "transport", "agent", "server", "cli", "testing"),
+    "agent": {"torch", "aiortc"} | _parts("models", "scheduling", "runtime", "transport", "server", "cli", "testing"),
 }
 GROUND = ("clock", "errors", "playback")
 

@@ -162,9 +162,9 @@ class Driver:
         """Work until the other side hangs up."""
         try:
             while True:
-                timeout_ns = 0 if self.work() else self._idle_ns()
+                timeout_ns = 0 if self.work() else self.idle_ns()
                 for message in self._line.receive(timeout_ns):
-                    self._hear(message)
+                    self.hear(message)
         except Hangup:
             log.debug("the other side hung up; %d streams were open", len(self._utterances))
 
@@ -188,12 +188,13 @@ class Driver:
             self._snapshot(now)
         return has_fed or step is not None or bool(self._with_text)
 
-    def _idle_ns(self) -> int | None:
+    def idle_ns(self) -> int | None:
         """How long there will be nothing to do unless somebody says something."""
         times = [at for at in (self._scheduler.wake_at(), self._stats_at) if at is not None]
         return max(0, min(times) - self._clock.now()) if times else None
 
-    def _hear(self, message: Message) -> None:
+    def hear(self, message: Message) -> None:
+        """Take one message of the other side."""
         if isinstance(message, Open):
             self._open(message)
             self._deliver()

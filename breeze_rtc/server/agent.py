@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import webbrowser
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from breeze_rtc.agent.session import Callbacks, OnDtmf, OnEnter, OnInterrupted, OnUserTurn, Recovery
 from breeze_rtc.agent.tools import Tool, ToolFunction
 from breeze_rtc.agent.turns import TurnTaking
 from breeze_rtc.server import app as door
 from breeze_rtc.server.app import VoiceServer
+
+if TYPE_CHECKING:
+    from breeze_rtc.testing import Caller
 
 
 class Agent:
@@ -64,6 +67,12 @@ class Agent:
         tool = Tool(function)
         self.callbacks.tools[tool.name] = tool
         return function
+
+    def test(self, **options: Any) -> Caller:
+        """A simulated call: `async with agent.test() as caller`; `options` are `breeze_rtc.testing.Caller`'s."""
+        from breeze_rtc.testing import Caller
+
+        return Caller(self.callbacks, **options)
 
     def mount(self, app: Any, **options: Any) -> VoiceServer:
         """Add the page, the call and the API to a Starlette or FastAPI `app`; `options` are VoiceServer's."""

@@ -1,9 +1,8 @@
-"""A call without a world: an event loop in virtual time, a voice of known words, a listener with a known delay."""
+"""A call for the session alone, with faults that no real part has: known words, a listener of known delay."""
 
 from __future__ import annotations
 
 import asyncio
-import selectors
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,45 +12,13 @@ import numpy as np
 
 from breeze_rtc.clock import SECOND
 from breeze_rtc.playback import PlaybackReport, SpeechPacket, TextMark
+from breeze_rtc.testing import run
+
+__all__ = ["RATE", "WORD_SAMPLES", "FakeCall", "FakeVoice", "LoudnessActivity", "ScriptedEars", "now", "run"]
 
 RATE = 24_000
 PACKET = 480
 WORD_SAMPLES = 9_600  # every word takes 0.4 s
-
-
-class _Jump(selectors.SelectSelector):
-    """Instead of waiting, time jumps to the next timer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.time_s = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        ready = super().select(0)
-        if not ready:
-            assert timeout is not None, "nothing will ever happen again: every task waits for another"
-            self.time_s += timeout
-        return ready
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._jump = _Jump()
-        super().__init__(self._jump)
-
-    def time(self) -> float:
-        return self._jump.time_s
-
-
-def run(work: Coroutine[Any, Any, None], within_s: float = 300.0) -> None:
-    """Run a test in virtual time; it fails when more than `within_s` virtual seconds pass."""
-
-    async def limited() -> None:
-        async with asyncio.timeout(within_s):
-            await work
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(limited())
 
 
 def now() -> float:

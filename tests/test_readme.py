@@ -1,0 +1,56 @@
+"""What the README shows works as it stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from breeze_rtc import Agent
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(path: str) -> list[str]:
+    """The Python in a document."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def hello(monkeypatch: pytest.MonkeyPatch) -> Agent:
+    """The agent of the README's first example, which has got as far as `agent.run()`."""
+    served: list[Agent] = []
+    monkeypatch.setattr(Agent, "run", lambda agent, **options: served.append(agent))
+    exec(compile(blocks("README.md")[0], "README.md", "exec"), {"__name__": "__main__"})
+    (agent,) = served
+    return agent
+
+
+async def test_the_hello_world_talks(hello: Agent) -> None:
+    """It greets, answers, and stops when it is spoken over."""
+    async with hello.test() as caller:
+        await caller.quiet()
+        assert caller.heard_text == "Hi! Talk to me, and interrupt me whenever you like."
+        await caller.say("good morning to you")
+        assert caller.heard_text == "You said: good morning to you"
+
+
+async def test_the_examples_of_the_test_kit_hold() -> None:
+    """Each is run with an agent that it could be about."""
+    agent = Agent()
+
+    @agent.on_user_turn
+    async def reply(session: Any, turn: Any) -> Any:
+        yield "It is noon." if "time" in turn.text else "Once there was a boat, and it was small, on a sea " * 3
+
+    first, second = blocks("docs/testing.md")
+    names: dict[str, Any] = {"agent": agent}
+    exec(compile(first, "docs/testing.md", "exec"), names)
+    await names["test_it_answers"]()
+    lines = second.splitlines()
+    imports = [line for line in lines if line.startswith("from")]
+    body = [f"    {line}" for line in lines if line not in imports]
+    exec(compile("\n".join([*imports, "async def run():", *body]), "docs/testing.md", "exec"), names)
+    await names["run"]()

@@ -1,0 +1,137 @@
+"""The test kit as its user sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import numpy as np
+import pytest
+from barge_ins import STORYTELLER
+
+from breeze_rtc import Agent, AgentSession, UserTurn
+from breeze_rtc.clock import MonotonicClock
+from breeze_rtc.testing import Caller, Network, ToneVoice, run
+
+
+@pytest.fixture
+def agent() -> Agent:
+    agent = Agent()
+
+    @agent.on_enter
+    async def greet(session: AgentSession) -> AsyncGenerator[str, None]:
+        yield "Hi! Talk to me."
+
+    @agent.on_user_turn
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        if turn.text == "fail":
+            raise ValueError("my bug")
+        yield f"You said: {turn.text}."
+
+    return agent
+
+
+async def test_a_conversation_in_milliseconds(agent: Agent) -> None:
+    """The words of both sides cross the call, half a minute of it in less than three real seconds."""
+    began = MonotonicClock().now()
+    async with agent.test() as caller:
+        await caller.quiet()
+        assert caller.heard_text == "Hi! Talk to me."
+        await caller.say("hello my friend")
+        assert caller.heard_text == "You said: hello my friend."
+        await caller.type("and now I write")
+        assert caller.heard_text == "You said: and now I write."
+        await caller.wait(20)
+        assert caller.ear.gaps_s == []
+        assert caller.wasted_s < 0.3
+        assert 25 < caller.now - caller.began_s < 40
+    assert MonotonicClock().now() - began < 3e9
+
+
+async def test_time_is_real_again_after_the_call(agent: Agent) -> None:
+    """The loop that a test runs on is left as it was."""
+    loop = asyncio.get_running_loop()
+    async with agent.test() as caller:
+        await caller.wait(100)
+    began = loop.time()
+    await asyncio.sleep(0.05)
+    assert 0.04 < loop.time() - began < 10
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_speaking_over_the_agent_stops_it() -> None:
+    """Its last sound leaves the loudspeaker a quarter of a second after the caller began, and it waited for an end."""
+
+    async def call() -> None:
+        async with Caller(STORYTELLER) as caller:
+            await caller.type("go", waits=False)
+            await caller.first_sound()
+            await caller.wait(2)
+            await caller.say("wait a moment", waits=False)
+            await caller.wait(1)
+            (cut,) = caller.barge_ins
+            assert cut.onset_s is not None
+            assert cut.decided_s - cut.onset_s < 0.3
+            # Half a round trip, and what a sound card holds.
+            assert cut.stop_s < 0.12
+            assert 0.2 < caller.wasted_s < 3
+
+    run(call())
+
+
+@pytest.mark.parametrize(("stall_s", "gaps"), [(0.0, 0), (3.0, 1)])
+def test_the_ear_notices_a_hole(stall_s: float, gaps: int) -> None:
+    """An engine that stands still is heard to do so, for as long as it lasts beyond what had been made."""
+
+    async def call() -> None:
+        async with Caller(STORYTELLER, voice=ToneVoice(stalls={10: stall_s})) as caller:
+            await caller.type("go")
+            assert [1.6 < gap < stall_s for gap in caller.ear.gaps_s] == [True] * gaps
+
+    run(call())
+
+
+def test_a_rough_network_is_rough() -> None:
+    """Packets are lost and come late, the words come through all the same, and the same seed gives the same call."""
+    lost: list[tuple[int, int]] = []
+
+    async def call() -> None:
+        async with Caller(STORYTELLER, network=Network(delay_s=0.08, jitter_s=0.04, loss=0.1, seed=5)) as caller:
+            await caller.type("go")
+            assert len(caller.heard_words) > 60
+            lost.append((caller.listener.lost, caller.listener.concealed))
+
+    run(call())
+    run(call())
+    assert lost[0] == lost[1]
+    assert lost[0][0] > 50
+
+
+async def test_a_cough_is_not_speech(agent: Agent) -> None:
+    """150 ms of noise neither stop the agent nor make a turn."""
+    async with agent.test() as caller:
+        await caller.first_sound()
+        await caller.sound(np.full(2_400, 0.9, np.float32), waits=False)
+        await caller.quiet()
+        assert caller.ear.text == "Hi! Talk to me."
+        assert caller.barge_ins == []
+
+
+async def test_an_error_in_the_agent_fails_its_test(agent: Agent) -> None:
+    """Unless the test is about that."""
+    with pytest.raises(RuntimeError, match="my bug"):
+        async with agent.test() as caller:
+            await caller.type("fail")
+    async with agent.test(raises=False) as caller:
+        await caller.type("fail")
+        assert "my bug" in caller.errors[0]
+
+
+async def test_hanging_up_in_mid_speech_is_an_end(agent: Agent) -> None:
+    """Every handle resolves and no task is left."""
+    async with agent.test() as caller:
+        await caller.first_sound()
+        handle = caller.session.say("and more")
+        await caller.hang_up()
+        assert handle.done
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,0 +1,189 @@
+"""Complaints that real users of voice agents have filed, each as a call that must go right."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+from barge_ins import STORY, STORYTELLER
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from breeze_rtc.agent.session import AgentSession, Callbacks, UserTurn
+from breeze_rtc.testing import Caller, Network, ToneVoice, run
+
+
+def saying(text: str) -> Callbacks:
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        yield text
+
+    return Callbacks(on_user_turn=reply)
+
+
+async def cut_after(caller: Caller, seconds: float) -> None:
+    """Ask, hear the answer for so long, and stop it."""
+    await caller.type("go", waits=False)
+    await caller.first_sound()
+    await caller.wait(seconds)
+    caller.interrupt()
+    await caller.wait(0.5)
+
+
+def test_a_cut_answer_counts_as_far_as_the_ear_got() -> None:
+    """Tokens go to the voice faster than they are heard; spoken over at 3.1 s, the history holds what was heard.
+
+    (pipecat#5426)
+    """
+
+    async def call() -> None:
+        async with Caller(STORYTELLER) as caller:
+            await caller.type("go", waits=False)
+            await caller.first_sound()
+            await caller.wait(3.1)
+            await caller.say("stop there", waits=False)
+            heard = caller.heard_words or caller.ear.words
+            await caller.wait(1.0)
+            heard = [word for word in caller.ear.words if word.word.stream == 1]
+            claim = next(message for message in caller.session.history if message.role == "assistant")
+            assert claim.interrupted
+            assert claim.text.split() in (
+                STORY.split()[: len(heard)],
+                STORY.split()[: len(heard) - 1],
+            )
+            assert 7 <= len(heard) <= 13
+
+    run(call())
+
+
+def test_without_word_timings_a_cut_answer_is_neither_empty_nor_full() -> None:
+    """Heard for 3 s of 20, with nothing that says where the words are.  (pipecat#2791)"""
+
+    async def call() -> None:
+        async with Caller(STORYTELLER, voice=ToneVoice(has_marks=False)) as caller:
+            await cut_after(caller, 3.0)
+            claim = caller.session.history[-1]
+            assert claim.role == "assistant"
+            assert STORY.startswith(claim.text)
+            assert abs(len(claim.text.split()) - len(caller.heard_words)) <= 3
+
+    run(call())
+
+
+@pytest.mark.parametrize("cut_s", [0.31, 1.0, 2.22, 4.4])
+def test_the_position_is_the_listeners(cut_s: float) -> None:
+    """`playback_position_s` at the interruption is what the loudspeaker has played, to one packet.  (pipecat#5605)"""
+    positions: list[float] = []
+
+    async def told(session: AgentSession, speech: object) -> None:
+        positions.append(speech.playback_position_s)  # type: ignore[attr-defined]
+
+    async def call() -> None:
+        async with Caller(Callbacks(on_user_turn=STORYTELLER.on_user_turn, on_interrupted=told)) as caller:
+            await cut_after(caller, cut_s)
+            last = caller.heard_words[-1]
+            played_s = last.word.start_samples / caller.voice.sample_rate + last.sounded_s
+            assert positions[0] == pytest.approx(played_s, abs=0.02 + 0.02)
+
+    run(call())
+
+
+def test_a_cut_before_anything_was_audible_leaves_nothing() -> None:
+    """The first packet had left 40 ms ago, and was on its way.  (pipecat#5303)"""
+
+    async def call() -> None:
+        async with Caller(STORYTELLER) as caller:
+            await caller.wait(1.0)
+            await caller.type("go", waits=False)
+            while not caller.call.sink.first_ticks(1):
+                await caller.wait(0.001)
+            await caller.wait(0.04)
+            caller.interrupt()
+            await caller.wait(0.5)
+            assert caller.heard_text == ""
+            assert [message.role for message in caller.session.history] == ["user"]
+
+    run(call())
+
+
+AWKWARD = 'He said: "Well, $100?" - and Dr. No, of M.I.6 (in 1962), paid 3,50 EUR... "No way!" 😀 end'
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(0.05, 6.0), st.one_of(st.just(AWKWARD), st.text(min_size=1, max_size=60)))
+def test_heard_and_unheard_are_the_text_byte_for_byte(cut_s: float, text: str) -> None:
+    """Whatever the text holds and wherever it is cut: nothing is doubled, nothing is lost.  (pipecat#5111, #5094)"""
+    parts: list[tuple[str, str]] = []
+
+    async def told(session: AgentSession, speech: object) -> None:
+        parts.append((speech.heard_text, speech.unheard_text))  # type: ignore[attr-defined]
+
+    async def call() -> None:
+        callbacks = Callbacks(on_user_turn=saying(text).on_user_turn, on_interrupted=told)
+        async with Caller(callbacks) as caller:
+            await caller.type("go", waits=False)
+            await caller.wait(cut_s)
+            caller.interrupt()
+            await caller.wait(0.5)
+            answers = [message for message in caller.session.history if message.role == "assistant"]
+            if parts:
+                assert [heard + unheard for heard, unheard in parts] == [text]
+                assert "".join(message.text for message in answers) == parts[0][0]
+            else:
+                assert "".join(message.text for message in answers) in ("", text)
+
+    run(call())
+
+
+def test_captions_do_not_lead_the_ear() -> None:
+    """A second and a half of remote delay: a word lights up after it was heard, and soon.  (livekit#889)"""
+
+    async def call() -> None:
+        async with Caller(STORYTELLER, network=Network(delay_s=1.5)) as caller:
+            await caller.type("go")
+            ends = {word.word.end_chars: word.end_s for word in caller.heard_words}
+            captions = [(at, said["chars"]) for at, said in caller.call.messages if said["type"] == "heard"]
+            lags = [at - ends[chars] for at, chars in captions if chars in ends]
+            assert len(lags) > 30
+            # Captions are made ten times a second; the reader of tones and the playhead are good to 20 ms each.
+            assert min(lags) > -0.04
+            assert max(lags) < 0.1 + 0.04
+
+    run(call())
+
+
+CHINESE = "今天天气很好,我们去公园散步吧。那里有很多花和树,还有一个小湖!你觉得怎么样?"
+THAI = "สวัสดีครับ วันนี้อากาศดีมาก เราไปเดินเล่นที่สวนกันเถอะ"
+
+
+@pytest.mark.parametrize("text", [CHINESE, THAI])
+def test_scripts_without_spaces_are_cut_to_a_prefix(text: str) -> None:
+    """No space appears and none is lost.  (livekit#3872, pipecat#2307, #4515)"""
+
+    async def call() -> None:
+        async with Caller(saying(text)) as caller:
+            await cut_after(caller, 1.7)
+            claim = caller.session.history[-1].text
+            assert text.startswith(claim)
+            assert 0 < len(claim) < len(text)
+            heard = "".join(word.text for word in caller.heard_words)
+            assert abs(len(claim) - len(heard)) <= 2
+
+    run(call())
+
+
+def test_chinese_is_heard_before_its_first_sentence_has_ended() -> None:
+    """A splitter that knows no Chinese full stop would wait for the whole answer.  (livekit#930)"""
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        for char in CHINESE:
+            await asyncio.sleep(0.2)
+            yield char
+
+    async def call() -> None:
+        async with Caller(Callbacks(on_user_turn=reply)) as caller:
+            await caller.type("go", waits=False)
+            await caller.first_sound()
+            assert caller.now - caller.began_s < 0.2 * CHINESE.index("。")
+
+    run(call())
