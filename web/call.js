@@ -1,8 +1,9 @@
 /**
  * One call: a WebSocket, a peer connection and one AbortController.  Aborting it ends everything the call started.
  *
- * The socket's life is the call's life.  It carries the offer, the text and the playback reports; the peer connection carries
- * sound only.
+ * The socket carries the offer, the text and the playback reports; the peer connection carries sound only.  Either may die
+ * with the network it was made on, and is then replaced by another of the same call: the server waits for us, and its
+ * speech goes on where we had heard it.
  */
 
 import { Playback } from "./playback.js";
@@ -12,6 +13,14 @@ const ANSWER_LIMIT_MS = 8000;
 const NETWORK_LIMIT_MS = 10_000;
 const SOUND_LIMIT_MS = 6000;
 const COMPLAINT_MS = 2000;
+const LOOK_MS = 250;
+const SILENT_PATH_MS = 1500; // the server sends a packet each 20 ms, silence too
+const SILENT_SOCKET_MS = 2000; // and figures five times a second
+const RETURN_LIMIT_MS = 20_000; // the server waits half of that for the next sign of us
+const RETRY_PATH_MS = 4000;
+const RETRY_PAUSE_MS = 400;
+const KEPT_MESSAGES = 50;
+const NETWORK_CODES = [1006, 1011]; // closed by nobody, or by a server that got no answer from us
 
 /** What has to work before sound is heard, in this order. */
 export const STEPS = Object.freeze({
@@ -53,6 +62,19 @@ export class Call {
   #answer = withResolvers();
   #hello = withResolvers();
   #firstSample = withResolvers();
+  #token = null; // with which the call is found again
+  #iceServers = [];
+  #offerId = 0;
+  #heardRtp = null; // what an earlier connection let us hear last
+  #receivedCount = 0; // messages of the server
+  #sentCount = 0; // messages to it; and of those that matter, the last ones with their numbers
+  #sentMessages = [];
+  #socketWordMs = 0; // when the server last said something
+  #packets = 0; // of sound, and when one came last
+  #packetMs = Infinity;
+  #lookedMs = 0;
+  #needs = { socket: false, peer: false }; // what has to be replaced
+  #isReturning = false;
 
   /**
    * @param {object} parts
@@ -84,9 +106,10 @@ export class Call {
     try {
       this.#step("page", "done");
       // The permission question may stay open for a while, so the socket opens meanwhile.
-      const [hello] = await Promise.all([this.#openSocket(), this.#openMicrophone()]);
-      await this.#openPeer(hello);
+      await Promise.all([this.#openSocket(), this.#openMicrophone()]);
+      await this.#openPeer();
       await this.#openSound();
+      this.#watch();
     } catch (error) {
       if (!this.#ending.signal.aborted) this.#end(toCallError(error));
     }
@@ -137,23 +160,47 @@ export class Call {
   }
 
   #send(message) {
-    if (this.#socket?.readyState === WebSocket.OPEN) this.#socket.send(JSON.stringify(message));
+    const isOpen = this.#socket?.readyState === WebSocket.OPEN;
+    if (isOpen) {
+      this.#sentCount += 1;
+      this.#socket.send(JSON.stringify(message));
+    }
+    if (message.type !== "text" && message.type !== "interrupt") return;
+    this.#sentMessages.push({ number: isOpen ? this.#sentCount : Infinity, message });
+    if (this.#sentMessages.length > KEPT_MESSAGES) this.#sentMessages.shift();
   }
 
   async #openSocket() {
     this.#step("server", "doing");
-    const { signal } = this.#ending;
     const fix = "Is it still running? Start it with “breeze-rtc demo”, then reload this page.";
-    const socket = new WebSocket(this.#url);
+    this.#connectSocket(this.#url, fix);
+    const hello = await within(
+      SERVER_LIMIT_MS,
+      this.#hello.promise,
+      new CallError("server", "The server accepted the connection but did not say hello.", fix),
+    );
+    this.#hasHello = true;
+    this.#step("server", "done");
+    this.#on.hello?.(hello);
+  }
+
+  #connectSocket(url, fix) {
+    const { signal } = this.#ending;
+    const socket = new WebSocket(url);
     this.#socket = socket;
-    socket.addEventListener("message", ({ data }) => this.#receive(JSON.parse(data)), { signal });
+    socket.addEventListener("message", ({ data }) => socket === this.#socket && this.#receive(JSON.parse(data)), { signal });
     socket.addEventListener(
       "close",
       ({ code, reason }) => {
+        if (socket !== this.#socket) return undefined; // replaced
         const where = new URL(this.#url).host;
         // A server that gives up says why, then closes; what it complained about long before has nothing to do with it.
         const hasComplained = performance.now() - this.#complainedAtMs < COMPLAINT_MS;
         if (hasComplained) return this.#end(this.#complaint);
+        if (this.#isUp && NETWORK_CODES.includes(code)) {
+          this.#hello.reject(new CallError("server", `The connection to the server at ${where} was lost.`, fix));
+          return this.#goBack("socket");
+        }
         if (code === 1000 && this.#isUp) return this.#end(null); // goodbye
         if (code === 1000 && this.#peer) return this.#end(networkError(this.#peer));
         const message = this.#hasHello
@@ -163,15 +210,6 @@ export class Call {
       },
       { signal },
     );
-    const hello = await within(
-      SERVER_LIMIT_MS,
-      this.#hello.promise,
-      new CallError("server", "The server accepted the connection but did not say hello.", fix),
-    );
-    this.#hasHello = true;
-    this.#step("server", "done");
-    this.#on.hello?.(hello);
-    return hello;
   }
 
   /** A missing microphone does not end the call: the text box works without one. */
@@ -214,57 +252,179 @@ export class Call {
     );
   }
 
-  async #openPeer(hello) {
+  async #openPeer() {
     this.#step("network", "doing");
+    const peer = await this.#connectPeer(NETWORK_LIMIT_MS, (peer) => networkError(peer));
+    this.#isUp = true;
+    this.#step("network", "done");
+    return peer;
+  }
+
+  /**
+   * A connection in the place of the one before, which is closed.  Resolves once packets get through.
+   * @param {number} limitMs
+   * @param {(peer: RTCPeerConnection) => CallError} failure what to say if they do not
+   */
+  async #connectPeer(limitMs, failure) {
     const { signal } = this.#ending;
+    const before = this.#peer;
+    this.#heardRtp = this.playback?.pulledRtp ?? this.#heardRtp;
     // The server's list and no other: an empty one means no server outside is asked for anything.
-    const peer = new RTCPeerConnection({ iceServers: hello.ice_servers });
+    const peer = new RTCPeerConnection({ iceServers: this.#iceServers });
     this.#peer = peer;
+    this.#offerId += 1;
+    const id = this.#offerId;
     const [track] = this.#microphone?.getAudioTracks() ?? [];
     this.#transceiver = peer.addTransceiver(track ?? "audio", {
       direction: track ? "sendrecv" : "recvonly",
       streams: track ? [this.#microphone] : [],
     });
+    const { receiver } = this.#transceiver;
+    const microphone = track ? this.#transceiver.sender : null;
+    if (this.playback) this.playback.attach(receiver, microphone);
     // Made before the answer comes: the agent may speak at once, and the clocks are compared meanwhile.
-    this.playback = new Playback({
-      audio: this.#audio,
-      receiver: this.#transceiver.receiver,
-      microphone: track ? this.#transceiver.sender : null,
-      isVisible: this.#isVisible,
-      send: (message) => this.#send(message),
-      onChange: ({ isFirst, ...levels }) => (isFirst ? this.#firstSample.resolve() : this.#on.level?.(levels)),
-      signal,
-    });
+    else this.playback = this.#makePlayback(receiver, microphone);
+    this.#packets = 0;
     const connected = new Promise((resolve) => {
       peer.addEventListener(
         "connectionstatechange",
         () => {
+          if (peer !== this.#peer) return;
           const state = peer.connectionState;
           if (state === "connected") resolve();
-          if (state === "connected" || state === "disconnected") this.#on.path?.(state === "connected");
-          if (state === "failed") this.#end(this.#isUp ? lostError() : networkError(peer));
+          else if (this.#isUp && (state === "disconnected" || state === "failed")) this.#goBack("peer");
+          else if (state === "failed") this.#end(networkError(peer));
         },
         { signal },
       );
     });
-
-    const offer = await peer.createOffer();
-    await peer.setLocalDescription(offer);
-    // Sent as it is, with no candidate in it: the server learns our address from our first check.  Waiting for candidates
-    // would cost 0.1 s here, and a whole second there for each .local name it cannot look up.
-    this.#send({ type: "offer", sdp: offer.sdp, microphone: track !== undefined });
-    const answer = await within(
-      ANSWER_LIMIT_MS,
-      this.#answer.promise,
-      new CallError("server", "The server did not answer the call.", "Look at the server's log, then try again."),
+    // Our addresses follow the offer as they are found; the server mostly learns the one that works from our first check.
+    peer.addEventListener(
+      "icecandidate",
+      ({ candidate }) => candidate && this.#send({ type: "candidate", candidate: candidate.candidate, id }),
+      { signal },
     );
-    await peer.setRemoteDescription({ type: "answer", sdp: answer.sdp });
 
-    this.#audio.srcObject = new MediaStream([this.#transceiver.receiver.track]);
-    this.#play();
-    await within(NETWORK_LIMIT_MS, connected, networkError(peer));
-    this.#isUp = true;
-    this.#step("network", "done");
+    try {
+      const offer = await peer.createOffer();
+      await peer.setLocalDescription(offer);
+      // Sent as it is, with no candidate in it: waiting for candidates would cost 0.1 s here, and a whole second there for
+      // each .local name it cannot look up.
+      this.#answer = withResolvers();
+      this.#answer.promise.catch(() => {});
+      this.#send({ type: "offer", sdp: offer.sdp, microphone: track !== undefined, id, heard_rtp: this.#heardRtp });
+      before?.close();
+      const answer = await within(
+        Math.min(limitMs, ANSWER_LIMIT_MS),
+        this.#answer.promise,
+        new CallError("server", "The server did not answer the call.", "Look at the server's log, then try again."),
+      );
+      await peer.setRemoteDescription({ type: "answer", sdp: answer.sdp });
+
+      this.#audio.srcObject = new MediaStream([receiver.track]);
+      this.#play();
+      await within(limitMs, connected, failure(peer));
+    } catch (error) {
+      peer.close();
+      throw error;
+    }
+    this.#packetMs = performance.now();
+    return peer;
+  }
+
+  #makePlayback(receiver, microphone) {
+    return new Playback({
+      audio: this.#audio,
+      receiver,
+      microphone,
+      isVisible: this.#isVisible,
+      send: (message) => this.#send(message),
+      onChange: ({ isFirst, packets, ...levels }) => {
+        if (isFirst) return this.#firstSample.resolve();
+        if (packets !== this.#packets) this.#packetMs = performance.now();
+        this.#packets = packets;
+        return this.#on.level?.(levels);
+      },
+      signal: this.#ending.signal,
+    });
+  }
+
+  /** Look now and then whether the server is still there, on both ways. */
+  #watch() {
+    this.#lookedMs = performance.now();
+    const timer = setInterval(() => {
+      const nowMs = performance.now();
+      // After a sleep of ours nothing has been read yet.
+      if (nowMs - this.#lookedMs > 4 * LOOK_MS) this.#packetMs = this.#socketWordMs = nowMs;
+      this.#lookedMs = nowMs;
+      if (nowMs - this.#socketWordMs > SILENT_SOCKET_MS) {
+        this.#answer.reject(new Error("the server is silent")); // whoever waits for it on a dead socket
+        this.#goBack("socket");
+      }
+      if (nowMs - this.#packetMs > SILENT_PATH_MS && !this.#isReturning) this.#goBack("peer");
+    }, LOOK_MS);
+    this.#ending.signal.addEventListener("abort", () => clearInterval(timer));
+  }
+
+  /** The socket or the peer connection is dead: replace it, and try again until the server would not wait any more. */
+  async #goBack(what) {
+    this.#needs[what] = true;
+    if (this.#isReturning || this.#ending.signal.aborted) return;
+    this.#isReturning = true;
+    this.#on.path?.(false);
+    const beganMs = performance.now();
+    while (!this.#ending.signal.aborted && (this.#needs.socket || this.#needs.peer)) {
+      try {
+        if (this.#needs.socket) await this.#reopenSocket();
+        if (this.#needs.peer) {
+          this.#needs.peer = false;
+          await this.#connectPeer(RETRY_PATH_MS, lostError);
+        }
+      } catch (error) {
+        if (this.#ending.signal.aborted) return;
+        this.#needs.peer ||= this.#peer.connectionState !== "connected";
+        if (performance.now() - beganMs > RETURN_LIMIT_MS) {
+          this.#end(toCallError(error, "network"));
+          return;
+        }
+        await new Promise((resolve) => setTimeout(resolve, RETRY_PAUSE_MS));
+      }
+    }
+    this.#isReturning = false;
+    if (!this.#ending.signal.aborted) this.#on.path?.(true);
+  }
+
+  async #reopenSocket() {
+    const old = this.#socket;
+    this.#hello = withResolvers();
+    this.#hello.promise.catch(() => {});
+    const url = new URL(this.#url);
+    url.search = new URLSearchParams({ resume: this.#token, received: this.#receivedCount });
+    const fix = "Is it still running? Start it with “breeze-rtc demo”, then reload this page.";
+    this.#connectSocket(url, fix);
+    old?.close();
+    const { received } = await within(
+      SERVER_LIMIT_MS,
+      this.#hello.promise,
+      new CallError("server", `The server at ${url.host} cannot be reached any more.`, fix),
+    );
+    this.#needs.socket = false;
+    // What it has not had is said again.
+    const unheard = this.#sentMessages.filter(({ number }) => number > received).map(({ message }) => message);
+    this.#sentMessages = this.#sentMessages.filter(({ number }) => number <= received);
+    this.#sentCount = received;
+    for (const message of unheard) this.#send(message);
+  }
+
+  /** An address of the server's that was found after its answer. */
+  async #addCandidate(candidate) {
+    const peer = this.#peer;
+    try {
+      await this.#answer.promise;
+      await peer.addIceCandidate({ candidate, sdpMid: this.#transceiver.mid });
+    } catch {
+      // The connection was closed meanwhile, or cannot use it: there are others.
+    }
   }
 
   async #openSound() {
@@ -292,11 +452,23 @@ export class Call {
   }
 
   #receive(message) {
+    this.#receivedCount += 1;
+    this.#socketWordMs = performance.now();
     switch (message.type) {
       case "hello":
+        this.#token = message.resume;
+        this.#iceServers = message.ice_servers;
         return this.#hello.resolve(message);
+      case "ice":
+        this.#iceServers = message.ice_servers;
+        return undefined;
       case "answer":
-        return this.#answer.resolve(message);
+        return message.id === this.#offerId ? this.#answer.resolve(message) : undefined;
+      case "candidate":
+        if (message.id === this.#offerId) this.#addCandidate(message.candidate);
+        return undefined;
+      case "reconnect":
+        return this.#isUp ? this.#goBack("peer") : undefined;
       case "pong":
         return this.playback?.pong(message);
       case "speech":

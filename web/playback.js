@@ -196,7 +196,7 @@ export class Playback {
    * @param {boolean} parts.isVisible
    * @param {(message: object) => void} parts.send
    * @param {(change: object) => void} parts.onChange gets { isFirst } when the first packet of a receiver is played, and
-   *   { agentLevel, microphoneLevel } now and then
+   *   { agentLevel, microphoneLevel, packets } now and then
    * @param {AbortSignal} parts.signal ends everything started here
    */
   constructor({ audio, receiver, microphone, isVisible, send, onChange, signal }) {
@@ -289,6 +289,11 @@ export class Playback {
     this.#setPace();
   }
 
+  /** RTP timestamp that leaves the jitter buffer now; null before the first packet of a receiver. */
+  get pulledRtp() {
+    return this.#pulledRtp(pageMs());
+  }
+
   /** Where the numbers of the page's own panel come from. */
   get delays() {
     return {
@@ -376,12 +381,14 @@ export class Playback {
       const [received, sent] = await Promise.all([receiver.getStats(), this.#microphone?.getStats()]);
       if (this.#signal.aborted || receiver !== this.#receiver) return;
       let agentLevel = 0;
+      let packets = 0;
       let microphoneLevel = 0;
       let countsDevice = false;
       for (const entry of received.values()) {
         if (entry.type === "inbound-rtp" && entry.kind === "audio") {
           this.#readInbound(entry, nowMs);
           agentLevel = entry.audioLevel ?? 0;
+          packets = entry.packetsReceived ?? 0;
         } else if (entry.type === "media-playout") {
           countsDevice = true;
           this.#deviceDelay.add(nowMs, entry.totalPlayoutDelay, entry.totalSamplesCount);
@@ -391,7 +398,7 @@ export class Playback {
         if (entry.type === "media-source") microphoneLevel = entry.audioLevel ?? 0;
       }
       this.#countsDevice = countsDevice;
-      this.#onChange({ agentLevel: this.#audio.muted ? 0 : agentLevel, microphoneLevel });
+      this.#onChange({ agentLevel: this.#audio.muted ? 0 : agentLevel, microphoneLevel, packets });
     } catch (error) {
       // A connection that closes under us has no statistics any more; the call ends through its own events.
       if (!this.#signal.aborted && error.name !== "InvalidStateError") throw error;
