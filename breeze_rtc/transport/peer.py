@@ -39,6 +39,7 @@ from breeze_rtc.clock import MS, Clock
 from breeze_rtc.errors import PeerError
 from breeze_rtc.transport import signaling
 from breeze_rtc.transport.pacer import Pacer
+from breeze_rtc.transport.playhead import ReceiverReport
 from breeze_rtc.transport.playout import Playout, Slot
 from breeze_rtc.transport.sender import SlotSender
 from breeze_rtc.transport.uplink import Uplink, UplinkReceiver
@@ -70,6 +71,7 @@ class Peer:
         ice_servers: Sequence[signaling.IceServer],
         relay_only: bool,
         on_slot: Callable[[Slot, int], None],
+        on_receiver_report: Callable[[ReceiverReport], None],
         on_connected: Callable[[], None],
         on_candidate: Callable[[str, int], None],
         on_end: Callable[[str], None],
@@ -109,6 +111,7 @@ class Peer:
             pacer,
             clock=clock,
             on_slot=on_slot,
+            on_receiver_report=on_receiver_report,
             # Nothing can start a sender again: a peer that stays silent is over.
             on_end=lambda: self._end(self._why()),
             origin_rtp=origin_rtp,

@@ -145,8 +145,9 @@ class Playhead:
         self._rtcp: ReceiverReport | None = None
         self._rtcp_at = 0
         self._drift = _Drift()
-        # Round trip to the listener, where the transport knows it.
+        # Round trip to the listener: the least of the last few, for a stack that was busy adds to it.
         self.rtt_ns: int | None = None
+        self._rtts_ns: deque[int] = deque(maxlen=4)
         # The last position told; positions do not go back behind it.
         self._floor_ticks = 0
         # Where the ear stopped, while nothing is played.
@@ -195,7 +196,8 @@ class Playhead:
             self._rtcp_at = now
         self._rtcp = report
         if report.rtt_ns is not None and 0 <= report.rtt_ns < 10 * SECOND:
-            self.rtt_ns = report.rtt_ns
+            self._rtts_ns.append(report.rtt_ns)
+            self.rtt_ns = min(self._rtts_ns)
 
     def flush(self, resume_ticks: int) -> None:
         """The page was told to mute until `resume_ticks`.  The position may go back once."""
@@ -209,6 +211,7 @@ class Playhead:
         """
         self._last = self._anchor = self._path_ns = self._stopped_ticks = self._rtcp = self.rtt_ns = None
         self._floor_ticks = self._jump_ns = 0
+        self._rtts_ns.clear()
         self._drift = _Drift()
         self._connection_ticks = sent_ticks
 

@@ -25,7 +25,7 @@ from breeze_rtc.transport import signaling
 from breeze_rtc.transport.jitter_buffer import Tally
 from breeze_rtc.transport.pacer import Pacer
 from breeze_rtc.transport.peer import Peer
-from breeze_rtc.transport.playhead import ESTIMATE_NS, Playhead, Position
+from breeze_rtc.transport.playhead import ESTIMATE_NS, Playhead, Position, ReceiverReport
 from breeze_rtc.transport.playout import Playout, Slot
 from breeze_rtc.transport.sender import SlotSender
 from breeze_rtc.transport.uplink import Block, Uplink
@@ -37,7 +37,6 @@ LOST_S = 10.0
 
 _REPORT_S = 0.25
 _FRESH_MS = 200.0
-_RTT_POLL_NS = 2 * SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,6 @@ class WebRtcCall:
         # Streams whose last position has been told.
         self._told: set[int] = set()
         self._told_at = 0
-        self._rtt_polled_at = 0
         # When the last flush was asked for, and how long it took to the ear.
         self._flushed_at: int | None = None
         self._stop_ns: int | None = None
@@ -341,6 +339,7 @@ class WebRtcCall:
             ice_servers=self._ice_servers(),
             relay_only=self._relay_only,
             on_slot=self._on_slot,
+            on_receiver_report=lambda report: self._on_receiver_report(peer, report),
             on_connected=lambda: self._on_connected(peer),
             on_candidate=self._on_candidate,
             on_end=lambda reason: self._on_peer_ended(peer, reason),
@@ -405,6 +404,10 @@ class WebRtcCall:
         if self._playhead is None:
             self._playhead = Playhead(self.sink.clock, self._sender.origin_rtp)
 
+    def _on_receiver_report(self, peer: Peer, report: ReceiverReport) -> None:
+        if peer is self._peer and self._playhead is not None:
+            self._playhead.receiver_report(report, self._clock.now())
+
     def _follow(self, now: int) -> None:
         """Let speech go, or hold it, as the listener plays or not."""
         playhead, slots = self._playhead, self.sink.clock
@@ -436,9 +439,6 @@ class WebRtcCall:
                 self.sink.forget(where.ticks)
             if now - self._told_at >= 0.9 * _REPORT_S * SECOND or self._is_over(where):
                 self._tell(now)
-            if now - self._rtt_polled_at >= _RTT_POLL_NS:
-                self._rtt_polled_at = now
-                await self._poll_rtt()
             await asyncio.sleep(self._until_next(where))
 
     def _look_for_peer(self, now: int) -> None:
@@ -460,14 +460,6 @@ class WebRtcCall:
                 if end is not None and end > where.ticks:
                     wait_s = min(wait_s, (end - where.ticks) / rtp.RTP_RATE + 0.001)
         return wait_s
-
-    async def _poll_rtt(self) -> None:
-        if self._playhead is None:
-            return
-        for stats in (await self._transceiver.sender.getStats()).values():
-            rtt_s = getattr(stats, "roundTripTime", None)
-            if rtt_s is not None and 0 <= rtt_s < 10:
-                self._playhead.rtt_ns = round(rtt_s * SECOND)
 
     def _where(self, now: int) -> Position | None:
         if self._playhead is None:

@@ -323,7 +323,7 @@ def test_an_arrival_wakes_a_listener_who_was_believed_asleep() -> None:
 
 @pytest.mark.parametrize("ppm", [-400, 0, 400])
 def test_the_drift_of_the_listeners_loudspeaker(ppm: int) -> None:
-    """Known after half a minute in which the player left the sound as it is; seconds in which it did not do not count."""
+    """Known after half a minute in which the player left the sound as it is; the other seconds do not count."""
     head, listener = playhead(), Listener()
     inserted = 0
     for step in range(1, 400):

@@ -18,6 +18,7 @@ from breeze_rtc.media import rtp
 from breeze_rtc.media.opus import SILENCE_PACKET
 from breeze_rtc.playback import SpeechPacket
 from breeze_rtc.transport.pacer import Pacer
+from breeze_rtc.transport.playhead import ReceiverReport
 from breeze_rtc.transport.playout import SLOT_TICKS, Playout
 from breeze_rtc.transport.sender import SlotSender
 from breeze_rtc.transport.webrtc import WebRtcCall
@@ -116,6 +117,22 @@ async def test_statistics_are_as_with_aiortcs_own_sender(monkeypatch: pytest.Mon
                 found = {stats.type: stats for stats in (await wire.call._transceiver.sender.getStats()).values()}
         assert 0 <= found["remote-inbound-rtp"].roundTripTime < 1
         assert found["outbound-rtp"].packetsSent > 5
+
+
+async def test_what_the_listeners_rtcp_says_of_our_packets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far they arrived, how evenly, and the round trip: from each receiver report."""
+    monkeypatch.setattr("aiortc.rtcrtpsender.random.random", lambda: -0.4)
+    monkeypatch.setattr("aiortc.rtcrtpreceiver.random.random", lambda: -0.4)
+    async with connected() as wire:
+        said: list[tuple[int, ReceiverReport]] = []
+        sender = wire.call._sender
+        sender._on_receiver_report = lambda report: said.append((wire.call.sink.sent_ticks, report))
+        await wire.until(lambda: any(report.rtt_ns is not None for _, report in said) and len(said) > 5)
+        for sent_ticks, report in said:
+            assert sent_ticks - 25 * SLOT_TICKS < report.arrived_ticks <= sent_ticks
+            assert 0 <= report.jitter_ns < 500 * MS
+            assert report.rtt_ns is None or 0 <= report.rtt_ns < SECOND
+        assert said[-1][1].arrived_ticks > said[0][1].arrived_ticks
 
 
 async def test_timestamps_go_on_through_a_renegotiation() -> None:

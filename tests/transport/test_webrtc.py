@@ -304,6 +304,31 @@ async def test_after_a_pause_speech_goes_on_where_the_listener_fell_silent() -> 
         assert talk.call.stats().gaps == 0
 
 
+async def test_a_stuck_channel_costs_certainty_and_a_listener_asleep_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports stop while packets arrive: speech goes on, by the last delay, and says so.  RTCP stops as well: it waits."""
+    monkeypatch.setattr("breeze_rtc.transport.playhead.FROZEN_NS", 2 * SECOND)
+    monkeypatch.setattr("breeze_rtc.transport.playhead.RTCP_ALIVE_NS", 2 * SECOND)
+    async with Conversation(reports=False) as talk:
+        reporting = True
+        talk.listener.start_reports(lambda report: talk.call.report(report) if reporting else None)
+        talk.say(1, speech(20))
+        await talk.until(lambda: talk.is_heard(1, 24_000 // 2))
+        assert talk.call.stats().source == "playout"
+        reporting = False
+        stopped_at = clock.now()
+        await talk.until(lambda: clock.now() - stopped_at > 4 * SECOND)
+        stats = talk.call.stats()
+        assert (stats.source, stats.is_playing) == ("held", True)
+        assert talk.call.position(1).heard_samples > 4 * 24_000
+        receiver: Any = talk.listener._transceiver.receiver
+        receiver._send_rtcp = lambda packet: asyncio.sleep(0)
+        await talk.until(lambda: not talk.reports[-1].is_playing)
+        held, sent = talk.reports[-1], len(talk.slots)
+        assert held.heard_samples < 18 * 24_000
+        await talk.until(lambda: len(talk.slots) > sent + 20)
+        assert all(slot.stream is None for slot in talk.slots[sent + 1 :])
+
+
 async def test_what_was_under_way_at_a_flush_counts_as_unheard() -> None:
     """The page muted before it left the loudspeaker; its own word says where."""
     async with Conversation() as talk:
