@@ -70,6 +70,8 @@ class Page:
         self.messages: list[dict[str, Any]] = []
         self.close_reason: str | None = None
         self.close_code: int | None = None
+        self.silences: list[tuple[int, int]] = []
+        """Timestamps between which a flush kept it silent."""
         self._news = asyncio.Event()
         self._reader = asyncio.create_task(self._read())
 
@@ -147,6 +149,7 @@ class Page:
                 if message["type"] == "flush":
                     flushed = self.listener.mute()
                     self.listener.muted = False
+                    self.silences.append((flushed.rtp, message["resume_rtp"]))
                     self._later({"type": "flushed", **asdict(flushed)})
                 self._news.set()
         except ConnectionClosed:
