@@ -11,6 +11,7 @@ const SOURCES = {
   context: "measured, device as the browser says",
   none: "measured, device guessed",
   held: "last measurement, held",
+  rtcp: "estimated from the sound's arrival",
   estimate: "estimated",
 };
 const lessMotion = matchMedia("(prefers-reduced-motion: reduce)");

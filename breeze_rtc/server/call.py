@@ -454,6 +454,8 @@ class PageCall:
                 self._ice_told_at = now
                 self._put(signaling.ice(self._ice_servers()))
             stats = self._webrtc.stats()
+            if stats.path_delay_ns is not None:
+                self._metrics.position.labels(stats.source).inc(_STATS_S)
             self._count_losses()
             self._follow_first_sound(now)
             if stats.stop_ns is not None and stats.stop_ns != self._stop_ns:

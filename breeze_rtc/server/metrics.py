@@ -56,6 +56,13 @@ class Metrics:
             "breeze_gaps", "Silences inside a speech that the listener could hear", registry=self._registry
         )
         self.gap_seconds = Counter("breeze_gap_seconds", "How long those silences were", registry=self._registry)
+        self.position = Counter(
+            "breeze_position_seconds",
+            "Time of calls, by who said where the ear was (playout, context and none were reported; held, rtcp and "
+            "estimate were not, and are less sure)",
+            ["source"],
+            registry=self._registry,
+        )
         self.microphone_lost = Counter(
             "breeze_microphone_lost_seconds",
             "Sound of callers that did not arrive, by what took its place (redundancy, a guess, silence)",

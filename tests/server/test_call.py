@@ -93,6 +93,7 @@ async def test_the_button_stops_the_speech(hall: Hall) -> None:
         assert 0 <= stats["stop_ms"] < 2_000
         await page.one("state", lambda message: message["state"] == "listening")
         assert hall.server.metrics.wasted._value.get() > 0.3
+        assert hall.server.metrics.position.labels("playout")._value.get() > 0
 
 
 async def test_a_turn_while_the_agent_speaks_cuts_it(hall: Hall) -> None:
