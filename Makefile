@@ -45,10 +45,10 @@ $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml constraints.txt
 	@touch $@
 
 $(STAMPS)/system: $(STAMPS)/venv
-	@if command -v chromium >/dev/null && command -v espeak-ng >/dev/null; then :; \
+	@if command -v chromium >/dev/null && command -v espeak-ng >/dev/null && command -v turnserver >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo "Installing Chromium and espeak-ng, which the tests call and listen with"; \
+	  echo "Installing Chromium, espeak-ng and coturn, which the tests call, listen and relay with"; \
 	  apt-get update -qq && \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium espeak-ng >/dev/null; \
-	else echo "Tests that need Chromium or espeak-ng will be skipped. On Debian: sudo apt-get install chromium espeak-ng"; fi
-	@command -v chromium >/dev/null && command -v espeak-ng >/dev/null && touch $@ || true
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium espeak-ng coturn >/dev/null; \
+	else echo "Tests that need Chromium, espeak-ng or coturn will be skipped. On Debian: sudo apt-get install chromium espeak-ng coturn"; fi
+	@command -v chromium >/dev/null && command -v espeak-ng >/dev/null && command -v turnserver >/dev/null && touch $@ || true

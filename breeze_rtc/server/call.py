@@ -308,6 +308,8 @@ class PageCall:
 
     def _on_path(self, is_up: bool) -> None:
         if not is_up:
+            if self._ice_renewal_s is not None:
+                self._put(signaling.ice(self._ice_servers()))
             self._put(signaling.reconnect())
 
     # -- the socket

@@ -54,5 +54,9 @@ class IceServers:
             return server
         # A name of its own for each connection: the TURN server's log and quotas can tell them apart.
         user = f"{int(self.wall_s() + self.life_s)}:{secrets.token_hex(4)}"
-        signature = hmac.new(self.turn_secret.encode(), user.encode(), hashlib.sha1).digest()
-        return IceServer(server.urls, user, base64.b64encode(signature).decode())
+        return IceServer(server.urls, user, self.credential(self.turn_secret, user))
+
+    @staticmethod
+    def credential(secret: str, user: str) -> str:
+        """The password that belongs to a user's name."""
+        return base64.b64encode(hmac.new(secret.encode(), user.encode(), hashlib.sha1).digest()).decode()

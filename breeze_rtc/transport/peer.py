@@ -132,6 +132,8 @@ class Peer:
             await self.connection.setRemoteDescription(RTCSessionDescription(sdp=offer.sdp, type="offer"))
             await self._gather()
             await self.connection.setLocalDescription(await self.connection.createAnswer())
+        except PeerError:
+            raise
         except Exception as error:
             # aiortc reads SDP with assertions and plain lookups, so any exception may mean a malformed offer.
             if self._closing is not None:
@@ -271,6 +273,8 @@ class Peer:
             ]
         if asking:
             await asyncio.wait(asking, timeout=RELAY_S if relay_only else GATHER_S)
+        if not ice._local_candidates:
+            raise PeerError("no_relay", "the server's TURN server gives it no address", "Its operator must look at it.")
 
     async def _reflect(self, protocol: aioice.ice.StunProtocol, server: tuple[str, int]) -> None:
         try:
