@@ -70,12 +70,12 @@ class Recording:
         self.samples: NDArray[np.float32] = (
             np.frombuffer(base64.b64decode(taken["pcm"]), "<i2").astype(np.float32) / 32768
         )
-        self._block_ms = np.array(taken["ms"])
+        self.block_ms = np.array(taken["ms"])
         self.mutes: list[dict[str, Any]] = taken["mutes"]
 
     def level(self, from_ms: float, to_ms: float) -> float:
         """Root mean square of what arrived between two times of the page's clock."""
-        first, last = np.searchsorted(self._block_ms, [from_ms, to_ms])
+        first, last = np.searchsorted(self.block_ms, [from_ms, to_ms])
         part = self.samples[first * 128 : last * 128]
         assert part.size > TAP_RATE // 10, "the recording does not cover that time"
         return float(np.sqrt(np.mean(part**2)))
