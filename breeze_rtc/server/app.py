@@ -12,11 +12,11 @@ import errno
 import importlib.resources
 import json
 import logging
-import math
 import mimetypes
 import socket
 import struct
 import sys
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing
 from dataclasses import dataclass
@@ -39,22 +39,20 @@ from breeze_rtc.agent.vad import VoiceActivity
 from breeze_rtc.clock import SECOND, Clock, MonotonicClock, ns_to_samples, wall_offset_ns
 from breeze_rtc.errors import (
     BadRequest,
-    BadSampling,
-    BadText,
-    BreezeError,
     EngineClosed,
     MissingExtra,
     Overloaded,
-    UnknownVoice,
 )
 from breeze_rtc.playback import PlaybackReport
 from breeze_rtc.runtime.engine import MAX_TEXT_CHARS, SAMPLING_RANGES, Engine, Speech
 from breeze_rtc.scheduling.stream import Priority
 from breeze_rtc.server import metrics as metrics_module
 from breeze_rtc.server.call import RETURN_S, SILENT_PAGE_S, PageCall, refuse
+from breeze_rtc.server.http_error import HttpError, errors_as_json, http_error
 from breeze_rtc.server.metrics import Metrics
 from breeze_rtc.server.phone import Phone, PhoneDoor
 from breeze_rtc.server.phone_call import AudioSocketCall, CarrierCall, Desk
+from breeze_rtc.server.whep import WhepDoor
 from breeze_rtc.transport.carrier import Carrier
 from breeze_rtc.transport.ice import IceServers
 from breeze_rtc.transport.pacer import Pacer
@@ -69,42 +67,6 @@ SWITCH_INTERVAL_S = 0.0005
 the loop wakes, cost 20 calls six of ten slots once a user's callback computes in a thread; with this, none."""
 _FORMATS = {"wav": "audio/wav", "pcm": "audio/pcm"}
 _CONTENT_TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".html": "text/html"}
-
-
-class HttpError(Exception):
-    """An answer that is an error: its status, and the three fields of its body."""
-
-    def __init__(self, status: int, code: str, message: str, fix: str = "", retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.fix = fix
-        self.retry_after_s = retry_after_s
-
-    def response(self) -> JSONResponse:
-        headers = {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
-        body = {"error": {"code": self.code, "message": self.message, "fix": self.fix}}
-        return JSONResponse(body, self.status, headers)
-
-
-def http_error(error: BreezeError, *, code: str = "overloaded", fix: str = "Try again later.") -> HttpError:
-    """One of our errors in the words of HTTP; `code` and `fix` are those of an `Overloaded`."""
-    match error:
-        case Overloaded():
-            return HttpError(503, code, str(error), fix, error.retry_after_s)
-        case EngineClosed():
-            return HttpError(503, "engine_closed", str(error), "Try again in a few seconds.", 2.0)
-        case UnknownVoice():
-            return HttpError(400, "unknown_voice", str(error), 'Leave "voice" out for the default.')
-        case BadSampling():
-            return HttpError(400, "bad_sampling", str(error), f"Leave {error.name!r} out for the model's own value.")
-        case BadText():
-            return HttpError(400, "bad_text", str(error), f"Send 1 to {MAX_TEXT_CHARS} characters.")
-        case BadRequest():
-            return HttpError(400, "bad_request", str(error))
-        case _:
-            return HttpError(500, "speech_failed", str(error), "The server's log says more.")
 
 
 class VoiceServer:
@@ -152,6 +114,7 @@ class VoiceServer:
         self._relay_only = relay_only
         self._allowed_origins = frozenset(origin.rstrip("/") for origin in allowed_origins)
         self._silent_page_s = silent_page_s
+        self._whep = WhepDoor(self._make_call, self._hold, self._is_own_page, self._allowed_origins)
         self._phone = PhoneDoor(phone, self.phone_call) if phone is not None else None
         self._audio_socket = phone.audio_socket if phone is not None else None
         self._return_s = return_s
@@ -163,7 +126,8 @@ class VoiceServer:
         # One ticker for the packets of all calls.
         self._pacer = Pacer(self._clock)
         self._calls: set[PageCall | CarrierCall | AudioSocketCall] = set()
-        # The pages among them by token, with which one comes back.
+        # How many come from where; the pages among them by token, with which one comes back.
+        self._by_address: Counter[str] = Counter()
         self._pages: dict[str, PageCall] = {}
         self._speech_requests = 0
 
@@ -187,6 +151,7 @@ class VoiceServer:
                     asterisk.close()
                 for call in self._calls:
                     call.stop()
+                await self._whep.close()
                 if self._warming is not None:
                     self._warming.cancel()
                 if self._listener is not None:
@@ -221,13 +186,14 @@ class VoiceServer:
             log.exception("speech recognition does not start; turns can still be typed")
 
     def routes(self) -> list[BaseRoute]:
-        """`/` and the page's files, `/call`, `/v1/audio/speech`, `/health` and `/metrics`."""
+        """The page and its `/call`, `/whep`, `/v1/audio/speech`, `/health`, `/metrics`, and the telephone's."""
         return [
             *(_file_route(path) for path in sorted(web_folder().iterdir()) if path.is_file()),
             WebSocketRoute("/call", self.call),
-            Route("/v1/audio/speech", _errors_as_json(self.speech), methods=["POST"]),
+            Route("/v1/audio/speech", errors_as_json(self.speech), methods=["POST"]),
             Route("/health", self.health),
             Route("/metrics", self.read_metrics),
+            *self._whep.routes(),
             *(self._phone.routes() if self._phone is not None else []),
         ]
 
@@ -257,7 +223,11 @@ class VoiceServer:
             await refuse(socket, error.code, error.message, error.fix)
             return
         await socket.accept()
-        await self._hold(call, socket)
+        self._pages[call.token] = call
+        try:
+            await self._hold(call, socket)
+        finally:
+            del self._pages[call.token]
 
     async def _resume(self, socket: WebSocket, token: str) -> None:
         """A page that lost its socket is back."""
@@ -276,7 +246,7 @@ class VoiceServer:
             raise HttpError(503, "not_started", "the server is not ready", "Is its lifespan running?", 2.0)
         if len(self._calls) >= self._max_calls:
             self._no_line(f"all {self._max_calls} lines are taken", "Wait for a call to end, or raise --max-calls.")
-        held = sum(call.address == address for call in self._pages.values())
+        held = self._by_address[address]
         if self._max_calls_per_address is not None and held >= self._max_calls_per_address:
             self._no_line(
                 f"{held} calls come from {address} already",
@@ -305,7 +275,7 @@ class VoiceServer:
             raise http_error(error) from error
         call.address = address
         self._calls.add(call)
-        self._pages[call.token] = call
+        self._by_address[address] += 1
         return call
 
     def _no_line(self, message: str, fix: str, code: str = "too_many_calls") -> NoReturn:
@@ -318,7 +288,7 @@ class VoiceServer:
             log.info("a call ended: %s", reason)
         finally:
             self._calls.discard(call)
-            del self._pages[call.token]
+            self._by_address -= Counter([call.address])  # which forgets those that have none left
 
     async def phone_call(self, socket: WebSocket, carrier: Carrier) -> None:
         """A carrier's call; see `phone`."""
@@ -351,12 +321,12 @@ class VoiceServer:
         finally:
             self._calls.discard(call)
 
-    def _is_own_page(self, socket: WebSocket) -> bool:
-        """A browser says which page opens a socket; another site's page must not use this server in its user's name."""
-        origin = socket.headers.get("origin")
+    def _is_own_page(self, request: HTTPConnection) -> bool:
+        """A browser says which page asks; another site's page must not use this server in its user's name."""
+        origin = request.headers.get("origin")
         if origin is None:
             return True  # not a browser
-        host = socket.headers.get("host", "")
+        host = request.headers.get("host", "")
         return origin.rstrip("/") in {f"http://{host}", f"https://{host}"} | self._allowed_origins
 
     # -- speech as a file or a stream
@@ -540,30 +510,6 @@ def _header(form: str, sample_rate: int, pcm_bytes: int | None) -> bytes:
         "<4sI4s4sIHHIIHH4sI",
         *(b"RIFF", size + 36, b"WAVE", b"fmt ", 16, 1, 1, sample_rate, sample_rate * 2, 2, 16, b"data", size),
     )
-
-
-def _errors_as_json(
-    endpoint: Callable[[Request], Any],
-) -> Callable[[Request], Any]:
-    """The endpoint, with its errors as JSON; so also in an app whose error pages are its own."""
-
-    async def answer(request: Request) -> Response:
-        try:
-            response: Response = await endpoint(request)
-            return response
-        except HttpError as error:
-            return _counted(request, error).response()
-        except BreezeError as error:
-            return _counted(request, http_error(error)).response()
-        except ClientDisconnect:
-            return Response(status_code=499)
-
-    return answer
-
-
-def _counted(request: Request, error: HttpError) -> HttpError:
-    log.info("%s %s: %d %s", request.method, request.url.path, error.status, error.message)
-    return error
 
 
 async def _plain_error(request: Request, error: Exception) -> Response:

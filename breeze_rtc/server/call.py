@@ -51,6 +51,9 @@ MAX_UNSENT = 500
 MAX_REFUSED = 50
 """Messages against the rules before the call is closed."""
 MAX_MESSAGES_PER_S = 200
+FIRST_REPORT_S = 3.0
+QUIET_PEER_S = 0.5
+"""How long speech waits for the first word of a page's player, and how long for a player that will say nothing."""
 NETWORK_CODES = frozenset({1005, 1006, 1011, 1015})
 """Codes of RFC 6455 section 7.4 with which a socket closes that nobody meant to close (uvicorn says 1005 where the
 connection broke).  A page that is closed or left says 1001, ours says 1000."""
@@ -115,7 +118,7 @@ class PageCall:
         self._ears = ears
         self._listen_fix = listen_fix
         self._recording = recording
-        self._ice_servers = ice_servers
+        self.ice_servers = ice_servers
         self._ice_renewal_s = ice_renewal_s
         self._silent_page_s = silent_page_s
         self._return_s = return_s
@@ -124,6 +127,7 @@ class PageCall:
             ice_servers=ice_servers,
             relay_only=relay_only,
             can_return=has_page,
+            first_report_timeout_s=FIRST_REPORT_S if has_page else QUIET_PEER_S,
             on_report=engine.report,
             on_path=self._on_path,
             on_candidate=lambda line, offer: self._put(signaling.candidate(line, offer)),
@@ -148,6 +152,7 @@ class PageCall:
         self._has_offer = False
         self._last_word_at = self._ice_told_at = self._clock.now()
         self._group: asyncio.TaskGroup | None = None
+        self._is_held = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
         # For the figures: when the agent got its turn, and which streams answer it.
         self._turn_at: int | None = None
@@ -213,6 +218,7 @@ class PageCall:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
+                self._is_held.set()
                 tasks = [group.create_task(self._watch_peer()), group.create_task(self._measure())]
                 if socket is not None:
                     tasks.append(group.create_task(self.serve(socket)))
@@ -251,7 +257,7 @@ class PageCall:
                 listen_fix=self._listen_fix,
                 model=self._engine.model_name,
                 voice=self._callbacks.voice or self._engine.voices[0],
-                ice_servers=self._ice_servers(),
+                ice_servers=self.ice_servers(),
                 sample_rate=self._engine.sample_rate,
                 resume=self.token,
                 received=self._read_count,
@@ -309,7 +315,7 @@ class PageCall:
     def _on_path(self, is_up: bool) -> None:
         if not is_up:
             if self._ice_renewal_s is not None:
-                self._put(signaling.ice(self._ice_servers()))
+                self._put(signaling.ice(self.ice_servers()))
             self._put(signaling.reconnect())
 
     # -- the socket
@@ -417,6 +423,7 @@ class PageCall:
 
     async def answer(self, offer: signaling.Offer) -> str:
         """Answer an offer; with the first one the conversation begins.  Raises `PeerError`."""
+        await self._is_held.wait()
         sdp = await self._webrtc.answer(offer)
         if not self._has_offer:
             self._has_offer = True
@@ -454,7 +461,7 @@ class PageCall:
                 return
             if self._ice_renewal_s is not None and now - self._ice_told_at > self._ice_renewal_s * SECOND:
                 self._ice_told_at = now
-                self._put(signaling.ice(self._ice_servers()))
+                self._put(signaling.ice(self.ice_servers()))
             stats = self._webrtc.stats()
             if stats.path_delay_ns is not None:
                 self._metrics.position.labels(stats.source).inc(_STATS_S)

@@ -243,13 +243,17 @@ def _read_offer(fields: _Fields) -> Offer:
     )
 
 
-def _read_candidate(fields: _Fields) -> Candidate:
-    line = fields.text("candidate").strip()
+def read_candidate(line: str, offer: int = 0) -> Candidate:
+    """One `candidate:...` line as a browser says it.  Raises `PeerError`."""
+    line = line.strip()
     if len(line) > MAX_CANDIDATE_CHARS:
         _refuse("candidate_malformed", "a candidate is longer than any is", "Send it as the browser says it.")
     # As in an offer: names of the page's own network are of no use here.  An empty line ends the list.
-    line = "" if ".local " in line.lower() else line
-    return Candidate(line, fields.integer("id") if fields.has("id") else 0)
+    return Candidate("" if ".local " in line.lower() else line, offer)
+
+
+def _read_candidate(fields: _Fields) -> Candidate:
+    return read_candidate(fields.text("candidate"), fields.integer("id") if fields.has("id") else 0)
 
 
 def _read_text(fields: _Fields) -> Text:
