@@ -44,11 +44,15 @@ $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --no-deps qwen-tts==0.1.1
 	@touch $@
 
+# What the tests call, listen, relay and record with; a test says so when it skips itself for want of one.
+SYSTEM := chromium espeak-ng coturn pulseaudio pulseaudio-utils
+COMMANDS := chromium espeak-ng turnserver pulseaudio parec
+HAVE_ALL := for c in $(COMMANDS); do command -v $$c >/dev/null || exit 1; done
+
 $(STAMPS)/system: $(STAMPS)/venv
-	@if command -v chromium >/dev/null && command -v espeak-ng >/dev/null && command -v turnserver >/dev/null; then :; \
+	@if ($(HAVE_ALL)); then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo "Installing Chromium, espeak-ng and coturn, which the tests call, listen and relay with"; \
-	  apt-get update -qq && \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium espeak-ng coturn >/dev/null; \
-	else echo "Tests that need Chromium, espeak-ng or coturn will be skipped. On Debian: sudo apt-get install chromium espeak-ng coturn"; fi
-	@command -v chromium >/dev/null && command -v espeak-ng >/dev/null && command -v turnserver >/dev/null && touch $@ || true
+	  echo "Installing for the tests: $(SYSTEM)"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SYSTEM) >/dev/null; \
+	else echo "Tests that need one of these and miss it will be skipped. On Debian: sudo apt-get install $(SYSTEM)"; fi
+	@($(HAVE_ALL)) && touch $@ || true
