@@ -406,7 +406,6 @@ class Outcome:
 def true_marks(told: Told, recording: Recording, real_ns: Callable[[float], int]) -> tuple[Any, Any, float]:
     """(server time in ns, media sample) of each mark heard, and the share of marks found."""
     found = []
-    start_ticks = told.packets[0]
     sent_ns = SlotClock(told.start_ns)
     count = len(told.packets) * 480 // MARK_SAMPLES
     peaks = find_marks(recording.samples)
@@ -415,7 +414,7 @@ def true_marks(told: Told, recording: Recording, real_ns: Callable[[float], int]
     for at_s, (_, pitch, strength) in zip(times, peaks, strict=True):
         now = real_ns(at_s)
         # The newest mark of this pitch that has left: twelve of them span 1.2 s, more than any path takes.
-        newest = (sent_ns.ticks_at(now) - start_ticks) // 2 // MARK_SAMPLES
+        newest = int(samples_of(told, sent_ns.ticks_at(now))) // MARK_SAMPLES
         mark = newest - (newest - pitch) % 12
         if 0 < mark < count and strength > best.get(mark, (0.0, 0))[0]:
             best[mark] = (strength, now)
