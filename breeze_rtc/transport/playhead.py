@@ -38,8 +38,9 @@ DEVICE_DELAY_NS = 40 * MS
 ESTIMATE_NS = 80 * MS
 """Without any word from the listener the path is half a round trip and this: jitter buffer, device, one packet."""
 
-ESTIMATE_ERROR_NS = 250 * MS
-RTCP_ERROR_NS = 150 * MS
+ESTIMATE_ERROR_NS = 300 * MS
+RTCP_ERROR_NS = 250 * MS
+"""Neither knows of a player that has once been starved: it keeps 300 ms in hand for nine seconds."""
 
 NOT_ADVANCING_NS = 60 * MS
 """Three packets.  A player pulls one each 20 ms; with none for so long it plays what it made up."""
@@ -68,8 +69,8 @@ MAX_PATH_NS = 30 * SECOND
 MAX_DEVICE_NS = 2 * SECOND
 
 MEASURED_ERROR_NS = 12 * MS
-STEADY_NS = 20 * SECOND
-"""How long a jump of the path delay is remembered: until then another one may be on its way."""
+MEMORY_NS = 20 * SECOND
+"""The path delay may go again where it was so lately, and nobody tells."""
 
 DRIFT_STEPS = 120
 DRIFT_LEAST_STEPS = 30
@@ -138,9 +139,8 @@ class Playhead:
         self._anchor: _Anchor | None = None
         # Path delay, last measured while the player advanced.
         self._path_ns: int | None = None
-        # How far it jumped, fading: what it may jump again while nobody tells.
-        self._jump_ns = 0
-        self._jumped_at = 0
+        # What it was in the last while before that: (when, delay).
+        self._paths: deque[tuple[int, int]] = deque()
         # The newest receiver report, and when one last told of packets that arrived.
         self._rtcp: ReceiverReport | None = None
         self._rtcp_at = 0
@@ -210,7 +210,8 @@ class Playhead:
         It has played none yet, and nothing is known of the way to it.  The position may go back once.
         """
         self._last = self._anchor = self._path_ns = self._stopped_ticks = self._rtcp = self.rtt_ns = None
-        self._floor_ticks = self._jump_ns = 0
+        self._floor_ticks = 0
+        self._paths.clear()
         self._rtts_ns.clear()
         self._drift = _Drift()
         self._connection_ticks = sent_ticks
@@ -313,9 +314,9 @@ class Playhead:
         if self._path_ns is None:
             return self._path_of(anchor), ESTIMATE_ERROR_NS, "estimate", False
         age_ns = max(0, now - anchor.said_ns)
-        jump_ns = self._jump(now)
         if age_ns > STALE_NS:
-            error_ns = anchor.error_ns + jump_ns + 10 * MS * age_ns // SECOND
+            swing_ns = max(path for _, path in self._paths) - min(path for _, path in self._paths)
+            error_ns = anchor.error_ns + swing_ns + 10 * MS * age_ns // SECOND
             return self._path_ns, min(ESTIMATE_ERROR_NS, error_ns), "held", False
         path_ns = self._path_of(anchor) if anchor.is_advancing else self._path_ns
         error_ns = anchor.error_ns + anchor.drift_ns * age_ns // SECOND
@@ -327,16 +328,11 @@ class Playhead:
 
     def _measured(self, path_ns: int, said_ns: int, report: Report) -> None:
         """The path delay was `path_ns` when the page said so."""
-        if self._path_ns is not None:
-            jump_ns = abs(path_ns - self._path_ns)
-            if jump_ns > self._jump(said_ns):
-                self._jump_ns, self._jumped_at = jump_ns, said_ns
         self._path_ns = path_ns
+        self._paths.append((said_ns, path_ns))
+        while said_ns - self._paths[0][0] > MEMORY_NS:
+            self._paths.popleft()
         self._drift.add(path_ns, said_ns, report)
-
-    def _jump(self, now: int) -> int:
-        """The largest jump of the path delay, fading to nothing."""
-        return self._jump_ns * max(0, STEADY_NS - max(0, now - self._jumped_at)) // STEADY_NS
 
     def _is_flushing(self) -> bool:
         seen = self._anchor.ticks if self._anchor is not None else 0
