@@ -23,6 +23,7 @@ from .call import Call, Ears, Voice
 from .endpointing import sounds_finished
 from .listening import Listening
 from .speaking import Mouth, SpeechHandle, texts_of
+from .text import SpokenText, TextFilter
 from .tools import Tool, Tools
 from .transcript import Message
 from .turns import Action, Event, State, TurnTaking, agent_may_speak, turn
@@ -85,6 +86,7 @@ class Callbacks:
     on_interrupted: OnInterrupted | None = None
     on_dtmf: OnDtmf | None = None
     voice: str | None = None
+    text_filter: Callable[[], TextFilter] | None = SpokenText
     tools: dict[str, Tool] = field(default_factory=dict)
     turn_taking: TurnTaking = field(default_factory=TurnTaking)
     recovery: Recovery = field(default_factory=Recovery)
@@ -119,6 +121,7 @@ class AgentSession:
             call,
             voice,
             voice_name=callbacks.voice,
+            text_filter=callbacks.text_filter,
             max_unheard_s=max_unheard_s,
             stall_timeout_s=callbacks.recovery.stall_timeout_s,
             spawn=self._spawn,

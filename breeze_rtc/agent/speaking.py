@@ -13,7 +13,9 @@ from contextlib import aclosing
 from typing import Any
 
 from ..errors import StepFailed
+from ..playback import TextMark
 from .call import Call, Reply, Voice
+from .text import TextFilter
 from .transcript import Message, Transcript
 
 log = logging.getLogger(__name__)
@@ -33,7 +35,9 @@ class SpeechHandle:
     Awaiting raises what stopped it, if that was an error: the callback's own, or a BreezeError of the voice.
     """
 
-    def __init__(self, sample_rate: int, *, allow_interruptions: bool = True) -> None:
+    def __init__(
+        self, sample_rate: int, *, allow_interruptions: bool = True, text_filter: TextFilter | None = None
+    ) -> None:
         self.interrupted = False
         """It was cut off before all of it was heard."""
         self.error: Exception | None = None
@@ -43,6 +47,10 @@ class SpeechHandle:
         self.timeline = Timeline()
         """When what became of it."""
         self._transcript = Transcript(sample_rate)
+        self._filter = text_filter
+        # Of the filter's text, how much the voice has been given, and where its last mark is, spoken and written.
+        self._spoken_chars = 0
+        self._marked_chars = 0, 0
         self._sample_rate = sample_rate
         self._reply: Reply | None = None
         self._task: asyncio.Task[None] | None = None
@@ -53,6 +61,29 @@ class SpeechHandle:
         # All its text is with the voice; and when its sound last grew, or moved at the ear: see `Mouth._watch`.
         self._has_all_text = False
         self._moved_at_s = 0.0
+
+    def _written(self, marks: tuple[TextMark, ...]) -> tuple[TextMark, ...]:
+        """Marks in what was spoken, as marks in what was written."""
+        if self._filter is None or not marks:
+            return marks
+        self._marked_chars = marks[-1].chars, self._filter.written_chars(marks[-1].chars)
+        self._count_silent()
+        return tuple(TextMark(mark.samples, self._filter.written_chars(mark.chars)) for mark in marks)
+
+    def _spoken(self, text: str) -> str:
+        """More written text, which the transcript has, as it is to be spoken."""
+        if self._filter is None:
+            return text
+        spoken = self._filter.push(text)
+        self._spoken_chars += len(spoken)
+        self._count_silent()
+        return spoken
+
+    def _count_silent(self) -> None:
+        """Markup after the last mark takes no time, so nobody waits for it to be heard."""
+        spoken, written = self._marked_chars
+        silent_chars = len(self.text) - written - (self._spoken_chars - spoken)
+        self._transcript.silent_chars = max(0, silent_chars)
 
     @property
     def text(self) -> str:
@@ -118,6 +149,7 @@ class Timeline:
 class Mouth:
     """Speaks in one call.
 
+    text_filter: makes what turns written text into spoken, one for each speech; None: the text is spoken as it is.
     spawn: makes a task of the call.  on_speech: a speech has its first words and may sound.  on_end: a speech is over
     that was not silenced.  on_error: what went wrong in one.
     """
@@ -128,6 +160,7 @@ class Mouth:
         voice: Voice,
         *,
         voice_name: str | None,
+        text_filter: Callable[[], TextFilter] | None,
         max_unheard_s: float,
         stall_timeout_s: float,
         spawn: Spawn,
@@ -142,6 +175,7 @@ class Mouth:
         self._call = call
         self._voice = voice
         self._voice_name = voice_name
+        self._text_filter = text_filter
         self._max_unheard_s = max_unheard_s
         self._stall_timeout_s = stall_timeout_s
         self._spawn = spawn
@@ -159,7 +193,8 @@ class Mouth:
 
     def handle(self, *, allow_interruptions: bool = True) -> SpeechHandle:
         """A handle for something to be said in this voice."""
-        return SpeechHandle(self._voice.sample_rate, allow_interruptions=allow_interruptions)
+        text_filter = self._text_filter() if self._text_filter is not None else None
+        return SpeechHandle(self._voice.sample_rate, allow_interruptions=allow_interruptions, text_filter=text_filter)
 
     def say(self, texts: AsyncGenerator[str, None], *, allow_interruptions: bool = True) -> SpeechHandle:
         """Speak `texts` after what is being spoken."""
@@ -226,6 +261,9 @@ class Mouth:
                 except Exception as error:  # the callback's; what it has said is heard all the same
                     handle.error = error
                     self._on_error(error)
+                rest = handle._filter.end() if handle._filter is not None else ""
+                if rest:
+                    reply.push(rest)
                 reply.end()
                 handle._has_all_text = True
                 handle._moved_at_s = _now()
@@ -236,7 +274,9 @@ class Mouth:
         handle._transcript.push(text)
         handle._pushed_at_s = _now()
         self._call.send({"type": "speech", "stream": reply.stream, "text": text})
-        reply.push(text)
+        spoken = handle._spoken(text)
+        if spoken:
+            reply.push(spoken)
 
     async def _forward(self, handle: SpeechHandle, reply: Reply) -> None:
         async for chunk in reply:
@@ -246,7 +286,7 @@ class Mouth:
             if handle.timeline.first_sound_s is None:
                 handle.timeline.first_sound_s = _now()
             self._call.sink.write(reply.stream, chunk.packets)
-            handle._transcript.deliver(chunk.start_samples + chunk.samples, chunk.marks)
+            handle._transcript.deliver(chunk.start_samples + chunk.samples, handle._written(chunk.marks))
         if not handle.interrupted:  # a stream that was cancelled ends too, but in the middle of its text
             handle._transcript.complete()
         self._call.sink.end(reply.stream)

@@ -73,6 +73,8 @@ class Transcript:
         """Samples handed to the sink."""
         self.heard_samples = 0
         """The listener's position; never goes back, never passes `delivered_samples`."""
+        self.silent_chars = 0
+        """Characters after the last mark that make no sound: markup."""
         self.is_complete = False
         """No more text or sound will come."""
         self._sample_rate = sample_rate
@@ -121,7 +123,7 @@ class Transcript:
     @property
     def unheard_s(self) -> float:
         """Seconds of speech between the listener and the last text pushed; text without sound counts by its length."""
-        unspoken_chars = 0 if self.is_complete else len(self.text) - self._mark_chars[-1]
+        unspoken_chars = 0 if self.is_complete else len(self.text) - self._mark_chars[-1] - self.silent_chars
         sound_s = (self.delivered_samples - self.heard_samples) / self._sample_rate
         since_mark_s = (self.delivered_samples - self._mark_samples[-1]) / self._sample_rate
         return sound_s + max(0.0, unspoken_chars / CHARS_PER_SECOND - max(0.0, since_mark_s))

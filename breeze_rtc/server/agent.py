@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import webbrowser
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from breeze_rtc.agent.session import Callbacks, OnDtmf, OnEnter, OnInterrupted, OnUserTurn, Recovery
+from breeze_rtc.agent.text import SpokenText, TextFilter
 from breeze_rtc.agent.tools import Tool, ToolFunction
 from breeze_rtc.agent.turns import TurnTaking
 from breeze_rtc.server import app as door
@@ -31,12 +33,21 @@ class Agent:
     """
 
     def __init__(
-        self, voice: str | None = None, *, turn_taking: TurnTaking | None = None, recovery: Recovery | None = None
+        self,
+        voice: str | None = None,
+        *,
+        turn_taking: TurnTaking | None = None,
+        recovery: Recovery | None = None,
+        text_filter: Callable[[], TextFilter] | None = SpokenText,
     ) -> None:
         """voice: a name the model knows; its first by default.  turn_taking: when the agent holds its breath, is
-        interrupted, and answers.  recovery: what the caller hears when something fails."""
+        interrupted, and answers.  recovery: what the caller hears when something fails.  text_filter: makes what reads
+        markup, emoji and links out (`agent.text`), one for each speech; None: text is spoken as it is."""
         self.callbacks = Callbacks(
-            voice=voice, turn_taking=turn_taking or TurnTaking(), recovery=recovery or Recovery()
+            voice=voice,
+            text_filter=text_filter,
+            turn_taking=turn_taking or TurnTaking(),
+            recovery=recovery or Recovery(),
         )
 
     def on_enter(self, callback: OnEnter) -> OnEnter:

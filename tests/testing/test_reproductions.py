@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breeze_rtc.agent.session import AgentSession, Callbacks, UserTurn
+from breeze_rtc.agent.text import SpokenText
 from breeze_rtc.testing import Caller, Network, ToneVoice, run
 
 
@@ -185,5 +186,41 @@ def test_chinese_is_heard_before_its_first_sentence_has_ended() -> None:
             await caller.type("go", waits=False)
             await caller.first_sound()
             assert caller.now - caller.began_s < 0.2 * CHINESE.index("。")
+
+    run(call())
+
+
+MARKDOWN = (
+    "## Plan\n\n1. Take the **red** bus 🚌.\n2. See [the town hall](https://example.org/hall?x=1), it is *free*.\n\n"
+    "```python\n" + "print('this is not said')\n" * 40 + "```\nThat is `all` there is."
+)
+SAID = "Plan. 1. Take the red bus . 2. See the town hall, it is free. That is all there is."
+
+
+@pytest.mark.parametrize("cut_s", [None, 0.9, 2.0, 3.3])
+def test_markup_is_not_said_and_the_history_is_what_was_written(cut_s: float | None) -> None:
+    """What is heard has no stars in it; what is kept is a prefix of the text as it was given, byte for byte."""
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        for at in range(0, len(MARKDOWN), 5):
+            yield MARKDOWN[at : at + 5]
+
+    async def call() -> None:
+        async with Caller(Callbacks(on_user_turn=reply)) as caller:
+            if cut_s is None:
+                await caller.type("go")
+                assert caller.heard_text.split() == SAID.replace(" .", " ").replace("bus  2", "bus . 2").split()
+                assert caller.session.history[-1].text == MARKDOWN
+                assert max(caller.ear.gaps_s, default=0) < 0.1
+            else:
+                await cut_after(caller, cut_s)
+                claim = caller.session.history[-1].text
+                assert MARKDOWN.startswith(claim)
+                filter_ = SpokenText()
+                said = filter_.push(MARKDOWN) + filter_.end()
+                ends = [filter_.written_chars(at - 1) for at in range(1, len(said)) if said[at].isspace()]
+                words = [end for end in dict.fromkeys(ends) if MARKDOWN[:end].strip()]
+                claimed = sum(end < len(claim) for end in words)
+                assert abs(claimed - len(caller.heard_words)) <= 2
 
     run(call())
