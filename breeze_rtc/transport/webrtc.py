@@ -59,6 +59,8 @@ class CallStats:
     is_playing: bool
     jitter_buffer_ms: float | None
     rtt_ns: int | None
+    drift_ppm: float | None
+    """How much faster the listener's loudspeaker runs than our clock."""
     reports: int
     """Reports that gave a position; then those that came too late, and those that cannot be."""
     reports_old: int
@@ -273,6 +275,7 @@ class WebRtcCall:
             is_playing=where.is_playing if where is not None else False,
             jitter_buffer_ms=last.jitter_buffer_ms if last is not None else None,
             rtt_ns=playhead.rtt_ns if playhead is not None else None,
+            drift_ppm=playhead.drift_ppm if playhead is not None else None,
             reports=playhead.accepted if playhead is not None else 0,
             reports_old=playhead.old if playhead is not None else 0,
             reports_impossible=playhead.impossible if playhead is not None else 0,
