@@ -20,6 +20,8 @@ const WINDOW_MS = 1000; // the device delay is an average over this long
 const GOOD_ROUND_TRIP_MS = 20; // bounds the clock's error to half of it, which is below what else is uncertain
 const CLOCK_DRIFT = 1e-4; // of two machines' clocks; quartz is better, but warms up
 const PING_MEMORY_MS = 300_000;
+const BUSY_PING_MS = 1000; // while reports are frequent: they must not pile up on a slow line
+const BEHIND_MS = 500;
 const PULL_WINDOW_MS = 250; // longer would blur what happens when the buffer stretches time
 const PULL_JUMP_MS = 40; // further apart than packets that play one after the other
 const LEFT_OVER_MS = 4.5; // of earlier packets, when the jitter buffer takes one: between nothing and its block of 10 ms
@@ -62,9 +64,21 @@ export function pingPeriodMs(sent, bestRoundTripMs) {
 /** Server clock minus page clock, from the ping that bounds it best: a short way there and back, not too long ago. */
 export class ClockOffset {
   #samples = [];
+  #unanswered = []; // when each ping left that has not come back
+
+  /** A ping leaves. */
+  sent(atMs) {
+    this.#unanswered.push(atMs);
+  }
+
+  /** True while a ping is away for much longer than pings need: what is sent now would only wait behind it. */
+  isBehind(nowMs) {
+    return this.isKnown && nowMs - (this.#unanswered[0] ?? nowMs) > this.roundTripMs + BEHIND_MS;
+  }
 
   /** A ping left at `sentMs` (page clock), was answered at `serverMs` (server clock), and came back at `receivedMs`. */
   add(sentMs, serverMs, receivedMs) {
+    this.#unanswered = this.#unanswered.filter((atMs) => atMs > sentMs);
     const kept = this.#samples.filter((sample) => receivedMs - sample.at < PING_MEMORY_MS);
     kept.push({
       at: receivedMs,
@@ -322,7 +336,7 @@ export class Playback {
     if (this.#flush) this.#checkFlush(nowMs);
     if (nowMs >= this.#pingDueMs) this.#ping(nowMs);
     if (nowMs >= this.#statsDueMs) this.#readStats(nowMs);
-    if (nowMs >= this.#reportDueMs) this.#report(nowMs);
+    if (nowMs >= this.#reportDueMs && !this.#clock.isBehind(nowMs)) this.#report(nowMs);
   }
 
   #poll(nowMs) {
@@ -368,7 +382,9 @@ export class Playback {
 
   #ping(nowMs) {
     this.#pingId += 1;
-    this.#pingDueMs = nowMs + pingPeriodMs(this.#pingId, this.#clock.isKnown ? this.#clock.roundTripMs : Infinity);
+    const periodMs = pingPeriodMs(this.#pingId, this.#clock.isKnown ? this.#clock.roundTripMs : Infinity);
+    this.#pingDueMs = nowMs + (this.#isSpeaking ? Math.min(periodMs, BUSY_PING_MS) : periodMs);
+    this.#clock.sent(nowMs);
     this.#send({ type: "ping", id: this.#pingId, t_ms: nowMs });
   }
 

@@ -127,6 +127,25 @@ def test_the_clock_offset_comes_from_the_ping_that_bounds_it_best(page: Page) ->
     ) == [False, 8000, 8000, 8010, 40]
 
 
+def test_reports_wait_while_a_ping_is_away_for_long(page: Page) -> None:
+    """Half a second longer than the best round trip means that the line is behind; a later answer ends it."""
+    assert in_page(
+        page,
+        """const clock = new m.ClockOffset();
+           clock.sent(1000);
+           const unknown = clock.isBehind(9000);
+           clock.add(1000, 9010, 1020);
+           const idle = clock.isBehind(9000);
+           clock.sent(9000);
+           clock.sent(10_000);
+           const states = [9500, 9521, 10_600].map((ms) => clock.isBehind(ms));
+           clock.add(9000, 17_900, 10_600);
+           const next = [10_510, 10_600].map((ms) => clock.isBehind(ms));
+           clock.add(10_000, 18_500, 10_800);
+           return [unknown, idle, states, next, clock.isBehind(99_000)];""",
+    ) == [False, False, [False, True, True], [False, True], False]
+
+
 def test_pings_go_on_until_one_was_quick(page: Page) -> None:
     """Six at once; then every five seconds if the clocks are well compared, and faster if they are not."""
     assert in_page(

@@ -17,7 +17,7 @@ BENCH = Path(__file__).parents[2] / "bench" / "playout_truth.py"
 
 
 def test_the_position_is_what_leaves_the_loudspeaker(tmp_path: Path) -> None:
-    """A few seconds of the benchmark, with room for a busy machine: within 20 ms in the middle, silent soon after a cut."""
+    """A few seconds of the benchmark, with room for a busy machine: within 20 ms in the middle, silent after a cut."""
     if CHROMIUM is None or shutil.which("pulseaudio") is None or shutil.which("parec") is None:
         pytest.skip("No loudspeaker to listen to. On Debian: sudo apt-get install chromium pulseaudio pulseaudio-utils")
     figures = tmp_path / "figures.json"
