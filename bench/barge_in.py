@@ -29,8 +29,8 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / name) for name in ("agent", "server", "testing", "transport"))]
+sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path += [str(Path(__file__).parent.parent / "tests" / n) for n in ("agent", "server", "testing", "transport")]
 from barge_ins import STORY, STORYTELLER, words_off
 from page import Page, serving, until
 from python_listener import Microphone, clock

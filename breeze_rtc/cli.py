@@ -75,6 +75,9 @@ TwilioToken = Annotated[
 ]
 AudioSocketPort = Annotated[int | None, typer.Option(min=1, max=65535, help="Answer Asterisk's AudioSocket here too.")]
 Listen = Annotated[bool, typer.Option("--listen/--no-listen", help="Turn the microphone into text.")]
+Ears = Annotated[str, typer.Option("--recogniser", help="moonshine, whisper:MODEL, or an OpenAI-compatible endpoint.")]
+EarsModel = Annotated[str, typer.Option("--recogniser-model", help="The model's name at that endpoint.")]
+Language = Annotated[str | None, typer.Option(help="What is spoken, such as de; the recogniser finds out by default.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, not only what goes wrong.")]
 
 
@@ -93,6 +96,9 @@ def demo(
     llm_offline: LlmOffline = False,
     trace: Trace = None,
     listen: Listen = True,
+    recogniser: Ears = "moonshine",
+    recogniser_model: EarsModel = "whisper-1",
+    language: Language = None,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
     verbose: Verbose = False,
 ) -> None:
@@ -146,6 +152,9 @@ def serve(
     twilio_token_env: TwilioToken = "TWILIO_AUTH_TOKEN",
     audiosocket_port: AudioSocketPort = None,
     listen: Listen = True,
+    recogniser: Ears = "moonshine",
+    recogniser_model: EarsModel = "whisper-1",
+    language: Language = None,
     verbose: Verbose = False,
 ) -> None:
     """The same server without a browser: the page, POST /v1/audio/speech, /health and /metrics."""
@@ -180,10 +189,13 @@ def _serve(
     twilio_token_env: str,
     audiosocket_port: int | None,
     listen: bool,
+    recogniser: str,
+    recogniser_model: str,
+    language: str | None,
     verbose: bool,
     on_url: Callable[[str], None],
 ) -> None:
-    from breeze_rtc.agent import llm, parrot
+    from breeze_rtc.agent import llm, parrot, transcription
     from breeze_rtc.server import app as door
     from breeze_rtc.server.phone import Phone
 
@@ -236,6 +248,7 @@ def _serve(
                 threads=threads,
                 trace=trace,
                 listens=listen,
+                recogniser=lambda: transcription.recogniser(recogniser, model=recogniser_model, language=language),
                 recordings=record,
                 max_calls=max_calls,
                 max_calls_per_address=max_calls_per_address,

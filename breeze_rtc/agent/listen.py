@@ -1,10 +1,15 @@
-"""Speech to text: Moonshine tiny (MIT), run by onnxruntime in a process of its own.
+"""Speech to text: what a recogniser is, and those that run in a process of their own.
 
-The decoding loop is Python, so it must not share an interpreter with the media loop: one busy thread beside it moves
-the pacing of every call.  All calls of a server share one worker; a turn of four seconds takes it about a tenth of a
-second.
+Anything with `transcribe` is a recogniser; it is asked for a growing turn about once a second, so that words are shown
+and interruptions are known while the user still speaks, and for the whole turn at its end.
 
-The weights come with the moonshine-voice wheel, release 0.0.73 (the `listen` extra); nothing is downloaded at run time.
+A decoding loop is Python, so it must not share an interpreter with the media loop: one busy thread beside it moves the
+pacing of every call.  All calls of a server share one worker.
+
+- Moonshine tiny (MIT), English, run by onnxruntime: a turn of four seconds takes it about a tenth of a second.  The
+  weights come with the moonshine-voice wheel, release 0.0.73 (the `listen` extra); nothing is downloaded at run time.
+- faster-whisper (MIT), many languages, with any CTranslate2 model: a folder, or a name that faster-whisper looks up in
+  the Hugging Face cache.
 """
 
 from __future__ import annotations
@@ -18,12 +23,12 @@ import re
 import struct
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import BreezeError, MissingExtra
+from ..errors import BadRequest, BreezeError, MissingExtra
 
 SAMPLE_RATE = 16_000
 MAX_SECONDS = 30.0
@@ -34,6 +39,7 @@ _BEGIN, _END = 1, 2
 _TOKENS_PER_SECOND = 6.5  # the published guard against endless repetition
 _NO_WORDS = "You"
 """What the model says to silence, noise, knocks and coughs, sure of itself; to the spoken word it says "You." """
+_HARDLY_SPEECH = 0.6  # Whisper's own threshold
 _STOP_S = 2.0
 # A message either way is its length in bytes, then so many bytes: float32 samples in, UTF-8 text out.
 _LENGTH = struct.Struct("<I")
@@ -45,19 +51,46 @@ Samples = npt.NDArray[np.float32]
 
 
 class ListenFailed(BreezeError):
-    """The recogniser's process died twice over one turn."""
+    """The recogniser could not read a turn."""
+
+
+class Recogniser(Protocol):
+    """What understands speech.  One serves all calls of a server, which closes it; none of this may block the loop."""
+
+    async def transcribe(self, samples: Samples) -> str:
+        """16 kHz mono float32, at most MAX_SECONDS -> its words so far, "" when there are none.
+
+        Called for the same turn again and again as it grows, and for several calls at once; may be cancelled.  An error
+        costs the turn, and the caller hears an apology.
+        """
+
+    async def warm(self) -> None:
+        """Get ready, so that the first turn does not wait; an error is logged."""
+
+    async def close(self) -> None:
+        """Free everything; may be called twice."""
 
 
 class Listener:
-    """Turns 16 kHz sound into text; `async with Listener() as listener`.
+    """A recogniser in a process of its own; `async with Listener() as listener`.
 
-    Raises MissingExtra when the recogniser is not installed.  A worker that dies is replaced at the next turn.
+    whisper: a CTranslate2 model for faster-whisper, a folder or a name; None: Moonshine.  language: a code such as
+    "de"; None: Whisper finds out, turn by turn.  Moonshine knows English.
+    Raises MissingExtra when the recogniser is not installed, BadRequest for a language it does not know.  A worker that
+    dies is replaced at the next turn.
     """
 
     # Not `multiprocessing`: its new processes run the caller's main script again, which starts a server.
 
-    def __init__(self) -> None:
-        self._folder = model_folder()
+    def __init__(self, *, whisper: str | None = None, language: str | None = None) -> None:
+        if whisper is not None:
+            if importlib.util.find_spec("faster_whisper") is None:
+                raise MissingExtra("Listening with Whisper", "listen-whisper")
+            self._model = ("whisper", whisper, language or "")
+        else:
+            if language not in (None, "en"):
+                raise BadRequest(f"Moonshine understands English, not {language!r}; use Whisper or an endpoint")
+            self._model = ("moonshine", str(model_folder()), "")
         self._worker: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._exchanges: set[asyncio.Task[str]] = set()
@@ -122,7 +155,7 @@ class Listener:
         if self._worker is None:
             path = os.pathsep.join(filter(None, (str(_PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
             self._worker = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "breeze_rtc.agent.listen", str(self._folder)),
+                *(sys.executable, "-P", "-m", "breeze_rtc.agent.listen", *self._model),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=os.environ | {"PYTHONPATH": path},
@@ -221,6 +254,23 @@ class Moonshine:
         return "" if text == _NO_WORDS else text
 
 
+class Whisper:
+    """faster-whisper in this process: greedy decoding, each turn by itself."""
+
+    def __init__(self, model: str, language: str) -> None:
+        from faster_whisper import WhisperModel
+
+        self._model = WhisperModel(model, device="auto", compute_type="int8", cpu_threads=1)
+        self._language = language or None
+
+    def transcribe(self, samples: Samples) -> str:
+        """16 kHz mono float32 in [-1, 1] -> text, "" for sound that is hardly speech."""
+        segments, _ = self._model.transcribe(
+            samples, language=self._language, beam_size=1, without_timestamps=True, condition_on_previous_text=False
+        )
+        return " ".join(segment.text.strip() for segment in segments if segment.no_speech_prob < _HARDLY_SPEECH)
+
+
 def read_vocabulary(data: bytes) -> list[bytes]:
     """The file is one entry after another: length (7 bits a byte, low first, high bit = more), then that many bytes."""
     entries: list[bytes] = []
@@ -251,9 +301,8 @@ def decode(tokens: list[int], vocabulary: list[bytes]) -> str:
     return out.decode("utf-8", "replace").replace("\u2581", " ").strip()
 
 
-def work(folder: Path, requests: BinaryIO, answers: BinaryIO) -> None:
+def work(model: Moonshine | Whisper, requests: BinaryIO, answers: BinaryIO) -> None:
     """The worker's whole life: one turn after another, until the input ends."""
-    model = Moonshine(folder)
     while len(length := requests.read(_LENGTH.size)) == _LENGTH.size:
         samples = np.frombuffer(requests.read(_LENGTH.unpack(length)[0]), dtype="<f4")
         text = model.transcribe(samples).encode()
@@ -265,7 +314,9 @@ def _main() -> None:
     os.nice(5)  # text that comes a little later hurts less than sound that does
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not get between the answers
-    work(Path(sys.argv[1]), sys.stdin.buffer, answers)
+    kind, model, language = sys.argv[1:]
+    loaded = Whisper(model, language) if kind == "whisper" else Moonshine(Path(model))
+    work(loaded, sys.stdin.buffer, answers)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from breeze_rtc.agent.listen import Listener
+from breeze_rtc.agent.listen import Listener, Recogniser
 from breeze_rtc.agent.session import Callbacks
 from breeze_rtc.agent.vad import VoiceActivity
 from breeze_rtc.clock import SECOND, Clock, MonotonicClock, ns_to_samples, wall_offset_ns
@@ -74,8 +74,9 @@ class VoiceServer:
 
     engine: takes the place of one made from `model`, `device`, `threads` and `trace`; it is started and closed here.
     listens: whether the microphone is turned into text; without the `listen` extra it is not, and the page says how to
-    get it. recordings: a folder for the callers' voices, a WAV file each. allowed_origins: pages of other hosts that
-    may call; the server's own always may. phone: answer telephone calls too. on_ready: called once all is loaded.
+    get it.  recogniser: makes what does that (`agent.transcription` has some).  recordings: a folder for the callers'
+    voices, a WAV file each.  allowed_origins: pages of other hosts that may call; the server's own always may.  phone:
+    answer telephone calls too.  on_ready: called once all is loaded.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class VoiceServer:
         trace: Path | None = None,
         engine: Engine | None = None,
         listens: bool = True,
+        recogniser: Callable[[], Recogniser] = Listener,
         recordings: Path | None = None,
         max_calls: int = 8,
         max_calls_per_address: int | None = None,
@@ -106,6 +108,7 @@ class VoiceServer:
         """What to do so that the server understands speech; empty when it does."""
         self._callbacks = callbacks
         self._listens = listens
+        self._recogniser = recogniser
         self._recordings = recordings
         self._numbers = count(1)
         self._max_calls = max_calls
@@ -121,7 +124,7 @@ class VoiceServer:
         self._on_ready = on_ready
         self._clock = clock or MonotonicClock()
         self._activity: VoiceActivity | None = None
-        self._listener: Listener | None = None
+        self._listener: Recogniser | None = None
         self._warming: asyncio.Task[None] | None = None
         # One ticker for the packets of all calls.
         self._pacer = Pacer(self._clock)
@@ -172,14 +175,14 @@ class VoiceServer:
             self.listen_fix = "This server was started without speech recognition."
             return
         try:
-            self._listener = Listener()
+            self._listener = self._recogniser()
         except MissingExtra as error:
             self.listen_fix = str(error)
             log.warning("%s", error)
             return
         self._warming = asyncio.create_task(self._warm(self._listener))
 
-    async def _warm(self, listener: Listener) -> None:
+    async def _warm(self, listener: Recogniser) -> None:
         try:
             await listener.warm()
         except Exception:
