@@ -407,6 +407,11 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+document.addEventListener("freeze", () => call?.playback?.setFrozen(true));
+document.addEventListener("resume", () => {
+  call?.playback?.setFrozen(false);
+  call?.unblock(); // a frozen page's sound was stopped
+});
 document.addEventListener("visibilitychange", () => call?.setVisible(document.visibilityState === "visible"));
 // A page that is left says goodbye; a reload otherwise looks like a network fault to the server.
 addEventListener("pagehide", () => call?.end());

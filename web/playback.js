@@ -11,10 +11,13 @@
  */
 
 const TICKS_PER_MS = 48;
-const POLL_MS = 20; // one Opus packet: R changes no faster
-const IDLE_POLL_MS = 100;
-const STATS_MS = 100;
-const IDLE_STATS_MS = 250;
+const PACKET_MS = 20; // one Opus packet: R changes no faster
+// How often to look.  Each look at R waits for another thread of the browser, and costs 0.08 ms.
+const QUICK_TICK_MS = 20; // for the first packet, and for the one that ends a flush
+const SPEECH_TICK_MS = 40; // sees a stall within two looks, and six packets in a quarter of a second
+const IDLE_TICK_MS = 250;
+const STATS_MS = 250;
+const STRETCHING_STATS_MS = 100;
 const STALE_MS = 60; // R has stopped moving when it is older than this
 const WINDOW_MS = 1000; // the device delay is an average over this long
 const GOOD_ROUND_TRIP_MS = 20; // bounds the clock's error to half of it, which is below what else is uncertain
@@ -173,10 +176,13 @@ export class Playback {
   #send;
   #onChange;
   #signal;
-  #ticker;
-  #tickPeriodMs = 0;
-  #context = null;
+  #timer = 0; // ticks while the page is visible
+  #ticker; // a worker that ticks while it is hidden
+  #pace = ""; // of which of them, in words that can be compared
   #countsDevice = null; // whether the browser counts the device's delay; null: not known yet
+  #context = null; // asked for the device's delay where the browser does not count it
+  #contextDelayMs = null; // what it said last
+  #sinkId = ""; // of the output device; "": the system's choice
 
   #clock = new ClockOffset();
   #pingId = 0;
@@ -200,6 +206,7 @@ export class Playback {
   #openStreams = new Set();
   #isVisible;
   #isSilenced = false; // by the listener
+  #isFrozen = false;
   #flush = null; // { resumeRtp, sinceMs } while the server's flush keeps us quiet
 
   /**
@@ -222,18 +229,12 @@ export class Playback {
 
     const reportNow = () => this.#report(pageMs());
     for (const type of ["volumechange", "pause", "playing"]) audio.addEventListener(type, reportNow, { signal });
-    navigator.mediaDevices?.addEventListener(
-      "devicechange",
-      () => {
-        this.#deviceDelay.clear(); // the next device has a delay of its own
-        reportNow();
-      },
-      { signal },
-    );
+    navigator.mediaDevices?.addEventListener("devicechange", () => this.#forgetDevice(), { signal });
 
     this.#ticker = new Worker(new URL("ticker.js", import.meta.url));
     this.#ticker.onmessage = () => this.#tick();
     signal.addEventListener("abort", () => {
+      clearInterval(this.#timer);
       this.#ticker.terminate();
       this.#context?.close();
       this.#audio.muted = false;
@@ -283,7 +284,14 @@ export class Playback {
   /** The page comes to the front or goes behind: say where we are, and wake what the system put to sleep. */
   setVisible(isVisible) {
     this.#isVisible = isVisible;
-    if (isVisible && this.#context?.state === "suspended") this.#context.resume();
+    this.#setPace();
+    if (isVisible) this.#wake();
+    this.#report(pageMs());
+  }
+
+  /** The browser is about to stop the page's scripts and sound, or has let them go on: the last word, and the first. */
+  setFrozen(isFrozen) {
+    this.#isFrozen = isFrozen;
     this.#report(pageMs());
   }
 
@@ -321,13 +329,16 @@ export class Playback {
     return this.#openStreams.size > 0;
   }
 
-  /** Speech, an open flush, or the first sample still to come: all need the fast poll. */
   #setPace() {
-    const isBusy = this.#isSpeaking || this.#flush !== null || this.#source === null;
-    const periodMs = isBusy ? POLL_MS : IDLE_POLL_MS;
-    if (periodMs === this.#tickPeriodMs) return;
-    this.#tickPeriodMs = periodMs;
-    this.#ticker.postMessage(periodMs);
+    const isQuick = this.#flush !== null || this.#source === null;
+    const periodMs = isQuick ? QUICK_TICK_MS : this.#isSpeaking ? SPEECH_TICK_MS : IDLE_TICK_MS;
+    const pace = `${periodMs} ms, ${this.#isVisible ? "page" : "worker"}`;
+    if (pace === this.#pace) return;
+    this.#pace = pace;
+    // A tick of the worker costs twice as much as one of the page, whose own timers run once a second when it is hidden.
+    clearInterval(this.#timer);
+    if (this.#isVisible) this.#timer = setInterval(() => this.#tick(), periodMs);
+    this.#ticker.postMessage(this.#isVisible ? 0 : periodMs);
   }
 
   #tick() {
@@ -335,6 +346,7 @@ export class Playback {
     this.#poll(nowMs);
     if (this.#flush) this.#checkFlush(nowMs);
     if (nowMs >= this.#pingDueMs) this.#ping(nowMs);
+    if ((this.#audio.sinkId ?? "") !== this.#sinkId) this.#forgetDevice();
     if (nowMs >= this.#statsDueMs) this.#readStats(nowMs);
     if (nowMs >= this.#reportDueMs && !this.#clock.isBehind(nowMs)) this.#report(nowMs);
   }
@@ -358,10 +370,15 @@ export class Playback {
     }
   }
 
+  /** The browser conceals, adds or drops samples, or did so a moment ago. */
+  #isStretching(nowMs) {
+    return nowMs - this.#stretchedAtMs < 2 * STRETCHING_STATS_MS;
+  }
+
   /** RTP timestamp leaving the jitter buffer at `nowMs`, at most one packet past the last one seen. */
   #pulledRtp(nowMs) {
     if (!this.#source) return null;
-    const ageMs = Math.min(Math.max(nowMs - this.#source.atMs, 0), POLL_MS);
+    const ageMs = Math.min(Math.max(nowMs - this.#source.atMs, 0), PACKET_MS);
     return rtpAfter(this.#source.rtp, ageMs * TICKS_PER_MS);
   }
 
@@ -389,7 +406,7 @@ export class Playback {
   }
 
   async #readStats(nowMs) {
-    this.#statsDueMs = nowMs + (this.#isSpeaking ? STATS_MS : IDLE_STATS_MS);
+    this.#statsDueMs = nowMs + (this.#isSpeaking && this.#isStretching(nowMs) ? STRETCHING_STATS_MS : STATS_MS);
     if (this.#isReadingStats) return;
     this.#isReadingStats = true;
     const receiver = this.#receiver;
@@ -436,7 +453,7 @@ export class Playback {
     const hasMoved = ["concealed", "inserted", "removed"].some((name) => counters[name] !== this.#counters[name]);
     this.#counters = counters;
     if (!hasMoved) return;
-    const wasStretching = nowMs - this.#stretchedAtMs < 2 * STATS_MS;
+    const wasStretching = this.#isStretching(nowMs);
     this.#stretchedAtMs = nowMs;
     if (this.#isSpeaking && !wasStretching) this.#reportDueMs = nowMs;
   }
@@ -449,16 +466,32 @@ export class Playback {
     // Firefox counts nothing, but any audio context knows its device.  It makes no sound and is connected to nothing.
     this.#context ??= typeof AudioContext === "function" ? new AudioContext({ latencyHint: "interactive" }) : null;
     const latency = (this.#context?.outputLatency ?? 0) + (this.#context?.baseLatency ?? 0);
-    // A suspended context says 0; a real device never does.
-    if (this.#context?.state === "running" && latency > 0) return { ms: latency * 1000, source: "context" };
-    return { ms: 0, source: "none" };
+    // A suspended context says 0 or repeats itself; a real device never says 0.  What it said before still holds.
+    if (this.#context?.state === "running" && latency > 0) this.#contextDelayMs = latency * 1000;
+    if (this.#contextDelayMs === null) return { ms: 0, source: "none" };
+    return { ms: this.#contextDelayMs, source: "context" };
+  }
+
+  /** Another output device: its delay is not known yet. */
+  #forgetDevice() {
+    this.#sinkId = this.#audio.sinkId ?? "";
+    this.#deviceDelay.clear();
+    this.#contextDelayMs = null;
+    this.#wake();
+    this.#report(pageMs());
+  }
+
+  /** The system suspends audio contexts, for a phone call or behind the lock screen; some stay so until asked. */
+  #wake() {
+    // Refused without a user's gesture, or once it is closed: then there is no delay to tell, and the call goes on.
+    if (this.#context !== null && this.#context.state !== "running") this.#context.resume().catch(() => {});
   }
 
   #report(nowMs) {
-    const isStretching = nowMs - this.#stretchedAtMs < 2 * STATS_MS;
-    this.#reportDueMs = nowMs + reportPeriodMs({ isSpeaking: this.#isSpeaking, isStretching });
+    this.#reportDueMs =
+      nowMs + reportPeriodMs({ isSpeaking: this.#isSpeaking, isStretching: this.#isStretching(nowMs) });
     if (!this.#clock.isKnown) {
-      this.#reportDueMs = nowMs + POLL_MS; // without the clock's offset a position means nothing
+      this.#reportDueMs = nowMs + QUICK_TICK_MS; // without the clock's offset a position means nothing
       return;
     }
     const device = this.#source ? this.#deviceDelayMs() : { ms: 0, source: "none" };
@@ -476,7 +509,7 @@ export class Playback {
       jitter_target_ms: seconds(this.#jitterTarget.value) ?? 0,
       ...this.#counters,
       muted: this.#audio.muted || !this.#receiver.track.enabled,
-      paused: this.#audio.paused,
+      paused: this.#audio.paused || this.#isFrozen,
       volume: this.#audio.volume,
       visible: this.#isVisible,
       offset_ms: this.#clock.offsetMs,

@@ -101,9 +101,13 @@ class Visitor:
         for _ in range(round(limit_s / 0.05)):
             if found := holds():
                 return found
-            self.page.wait_for_timeout(50)
+            self.pause(0.05)
         tail = [message for message in self.received if message["type"] not in {"stats", "pong"}][-12:]
         pytest.fail(f"{what}: not within {limit_s} s; notices: {self.notices()}; last messages: {tail}")
+
+    def pause(self, seconds: float) -> None:
+        """Let the page run."""
+        self.page.wait_for_timeout(1000 * seconds)
 
     def got(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
         return [

@@ -263,3 +263,71 @@ def test_a_call_goes_on_over_another_connection(playing: Page) -> None:
     for name in ("concealed", "inserted", "removed", "lost"):
         counts = [before[name]] + [report[name] for report in after]
         assert counts == sorted(counts)
+
+
+def test_another_output_device_is_measured_anew(playing: Page) -> None:
+    """The old device's delay is not told for the new one, whose own comes within a second."""
+    reports = playing.evaluate(
+        """async () => {
+          await navigator.mediaDevices.getUserMedia({ audio: true }); // or the devices have no names
+          const devices = await navigator.mediaDevices.enumerateDevices();
+          const { deviceId } = devices.find(({ kind, deviceId }) => kind === "audiooutput" && deviceId !== "default");
+          const before = told.reports.length;
+          await player.setSinkId(deviceId);
+          await new Promise((resolve) => setTimeout(resolve, 1500));
+          return told.reports.slice(before);
+        }"""
+    )
+    sources = [report["device_delay_source"] for report in reports]
+    assert sources[0] == "none"
+    assert sources[-1] == "playout"
+    # A device that appears or goes away may be the one that plays.
+    playing.evaluate("navigator.mediaDevices.dispatchEvent(new Event('devicechange'))")
+    assert playing.evaluate("told.reports.at(-1).device_delay_source") == "none"
+
+
+def test_a_suspended_audio_context_keeps_no_report(playing: Page) -> None:
+    """A browser that does not count its device's delay is asked through a context; its last word holds in its sleep."""
+    faults: list[str] = []
+    playing.on("pageerror", lambda error: faults.append(str(error)))
+    playing.evaluate(
+        """() => {
+          const { getStats } = RTCRtpReceiver.prototype;
+          RTCRtpReceiver.prototype.getStats = async function () {
+            return new Map([...await getStats.call(this)].filter(([, { type }]) => type !== "media-playout"));
+          };
+          const Plain = AudioContext;
+          window.AudioContext = class extends Plain {
+            constructor(options) { super(options); window.context = this; }
+            get outputLatency() { return 0.030; }
+          };
+          navigator.mediaDevices.dispatchEvent(new Event("devicechange"));
+          playback.speechBegins(1);
+        }"""
+    )
+    playing.wait_for_function("told.reports.at(-1).device_delay_source === 'context'")
+    before = playing.evaluate("told.reports.at(-1).device_delay_ms")
+    assert 30 <= before < 60
+    asleep = playing.evaluate(
+        """async () => {
+          await context.suspend();
+          const before = told.reports.length;
+          await new Promise((resolve) => setTimeout(resolve, 1100));
+          return told.reports.slice(before);
+        }"""
+    )
+    assert len(asleep) >= 3
+    assert {report["device_delay_ms"] for report in asleep} == {before}
+    assert all(report["age_ms"] < 200 for report in asleep)
+
+    # Another device, and a system that lets nothing wake the context: nothing is known, and that is said.
+    playing.evaluate(
+        """() => {
+          context.resume = () => Promise.reject(new DOMException("not now", "NotAllowedError"));
+          navigator.mediaDevices.dispatchEvent(new Event("devicechange"));
+        }"""
+    )
+    assert playing.evaluate("told.reports.at(-1).device_delay_source") == "none"
+    playing.evaluate("delete context.resume; playback.setVisible(true)")
+    playing.wait_for_function("told.reports.at(-1).device_delay_source === 'context'")
+    assert faults == []
