@@ -1,4 +1,4 @@
-"""`breeze-rtc demo · serve · say · trace · doctor`."""
+"""`breeze-rtc demo · serve · console · say · trace · doctor`."""
 
 from __future__ import annotations
 
@@ -79,6 +79,8 @@ Ears = Annotated[str, typer.Option("--recogniser", help="moonshine, whisper:MODE
 EarsModel = Annotated[str, typer.Option("--recogniser-model", help="The model's name at that endpoint.")]
 Language = Annotated[str | None, typer.Option(help="What is spoken, such as de; the recogniser finds out by default.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, not only what goes wrong.")]
+
+_BOTH_OF_LLM = "--llm-base-url and --llm-model go together: an endpoint, and the name of a model there"
 
 
 @app.command()
@@ -203,7 +205,7 @@ def _serve(
     if not phone and (phone_url is not None or audiosocket_port is not None):
         raise BadRequest("--phone-url and --audiosocket-port go with --phone")
     if (llm_base_url is None) != (llm_model is None):
-        raise BadRequest("--llm-base-url and --llm-model go together: an endpoint, and the name of a model there")
+        raise BadRequest(_BOTH_OF_LLM)
     ice = _ice_servers(ice_server or [], ice_user, ice_credential_env, turn_secret_env)
     if relay_only and not any(url.startswith("turn") for url in ice_server or []):
         raise BadRequest("--relay-only needs a TURN server; name it with --ice-server turn:HOST")
@@ -329,6 +331,43 @@ def _ice_servers(urls: list[str], user: str | None, credential_env: str, secret_
     return IceServers(
         tuple(IceServer((url,), user, credential) if url.startswith("turn") else IceServer((url,)) for url in urls),
         secret,
+    )
+
+
+@app.command()
+def console(
+    *,
+    text: Annotated[bool, typer.Option("--text", help="Type, without microphone and loudspeaker.")] = False,
+    model: Model = "nano",
+    device: Device = "cpu",
+    threads: Threads = 1,
+    voice: Voice = None,
+    llm_base_url: LlmUrl = None,
+    llm_model: LlmModel = None,
+    llm_api_key_env: LlmKey = "OPENAI_API_KEY",
+    recogniser: Ears = "moonshine",
+    recogniser_model: EarsModel = "whisper-1",
+    language: Language = None,
+    verbose: Verbose = False,
+) -> None:
+    """Talk to an agent in this terminal, by this machine's microphone and loudspeaker or by typing."""
+    from breeze_rtc import console as door
+    from breeze_rtc.agent import llm, parrot, transcription
+
+    _log(verbose)
+    if llm_base_url is not None and llm_model is not None:
+        callbacks = llm.agent(llm.ChatModel(llm_base_url, llm_model, api_key_env=llm_api_key_env), voice=voice)
+    elif llm_base_url is None and llm_model is None:
+        callbacks = parrot.agent(voice=voice)
+    else:
+        raise BadRequest(_BOTH_OF_LLM)
+    door.run(
+        callbacks,
+        text=text,
+        model=model,
+        device=device,
+        threads=threads,
+        recogniser=lambda: transcription.recogniser(recogniser, model=recogniser_model, language=language),
     )
 
 

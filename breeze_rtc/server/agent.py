@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import webbrowser
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from breeze_rtc import console
 from breeze_rtc.agent.session import Callbacks, OnDtmf, OnEnter, OnInterrupted, OnUserTurn, Recovery
 from breeze_rtc.agent.text import SpokenText, TextFilter
 from breeze_rtc.agent.tools import Tool, ToolFunction
@@ -91,8 +93,19 @@ class Agent:
         door.mount(server, app)
         return server
 
+    def console(self, *, text: bool = False, **options: Any) -> None:
+        """Talk to this agent in the terminal, by microphone and loudspeaker, or by `text` alone; `options` are
+        `console.run`'s."""
+        console.run(self.callbacks, text=text, **options)
+
     def run(self, *, host: str = "127.0.0.1", port: int = 8000, open_browser: bool = False, **options: Any) -> None:
-        """Serve this agent until Ctrl-C, and print where; `options` are VoiceServer's."""
+        """Serve this agent until Ctrl-C, and print where; `options` are VoiceServer's.
+
+        `python agent.py console` talks in the terminal instead, and `python agent.py console --text` by typing alone.
+        """
+        if sys.argv[1:2] == ["console"]:
+            self.console(text="--text" in sys.argv[2:])
+            return
         url = f"http://{host}:{port}/"
 
         def ready(server: VoiceServer) -> None:
