@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import BreezeError
 from .call import Call, Ears, Voice
+from .echo import EchoGuard
 from .endpointing import sounds_finished
 from .listening import Listening
 from .speaking import Mouth, SpeechHandle, texts_of
@@ -117,6 +118,7 @@ class AgentSession:
         self._call = call
         self._ears = ears
         self._activity = activity
+        self._echo = EchoGuard(voice.sample_rate)
         self._mouth = Mouth(
             call,
             voice,
@@ -128,6 +130,7 @@ class AgentSession:
             on_speech=lambda handle: self._happen(Event.SPEECH),
             on_end=lambda handle: self._settle_down(),
             on_error=self._recover,
+            on_sound=self._echo.made,
         )
         gate = SpeechGate(
             onset_ms=round(1000 * self._manners.onset_s),
@@ -385,7 +388,11 @@ class AgentSession:
     async def _hear(self, activity: VoiceActivity) -> None:
         track = activity.open()
         async for block in self._call.microphone():
-            for frame, probability in await track.feed(block):
+            frames = await track.feed(block)
+            now_s = asyncio.get_running_loop().time()
+            self._echo.plays(self._mouth.positions(), now_s)
+            for frame, of_voice in frames:
+                probability = self._echo.judge(frame, of_voice, now_s)
                 if self._mouth.is_protected:
                     self._listening.gate.reset()
                 match self._listening.hear(frame, 0.0 if self._mouth.is_protected else probability):

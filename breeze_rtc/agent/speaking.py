@@ -151,7 +151,7 @@ class Mouth:
 
     text_filter: makes what turns written text into spoken, one for each speech; None: the text is spoken as it is.
     spawn: makes a task of the call.  on_speech: a speech has its first words and may sound.  on_end: a speech is over
-    that was not silenced.  on_error: what went wrong in one.
+    that was not silenced.  on_error: what went wrong in one.  on_sound: a stream's next PCM, as it is made.
     """
 
     def __init__(
@@ -167,6 +167,7 @@ class Mouth:
         on_speech: Callable[[SpeechHandle], None],
         on_end: Callable[[SpeechHandle], None],
         on_error: Callable[[Exception], None],
+        on_sound: Callable[[int, bytes], None],
     ) -> None:
         self.speeches: list[SpeechHandle] = []
         """Not yet done, in the order they were asked for."""
@@ -182,6 +183,7 @@ class Mouth:
         self._on_speech = on_speech
         self._on_end = on_end
         self._on_error = on_error
+        self._on_sound = on_sound
         self._floor = asyncio.Event()
         self._floor.set()
         self._turn = asyncio.Lock()
@@ -213,6 +215,11 @@ class Mouth:
     def is_protected(self) -> bool:
         """Whether what is being spoken must not be interrupted."""
         return any(not handle.allow_interruptions and handle._reply is not None for handle in self.speeches)
+
+    def positions(self) -> dict[int, int]:
+        """Where the ear is now in each stream that it has not left behind, in samples."""
+        streams = [handle._reply.stream for handle in [*self._cut, *self.speeches] if handle._reply is not None]
+        return {stream: self._call.position(stream).heard_samples for stream in streams}
 
     def may_sound(self, may: bool) -> None:
         """A speech that is ready waits while it may not."""
@@ -286,6 +293,7 @@ class Mouth:
             if handle.timeline.first_sound_s is None:
                 handle.timeline.first_sound_s = _now()
             self._call.sink.write(reply.stream, chunk.packets)
+            self._on_sound(reply.stream, chunk.pcm)
             handle._transcript.deliver(chunk.start_samples + chunk.samples, handle._written(chunk.marks))
         if not handle.interrupted:  # a stream that was cancelled ends too, but in the middle of its text
             handle._transcript.complete()

@@ -267,7 +267,7 @@ class LoudnessActivity:
         return self
 
     async def feed(self, block: np.ndarray) -> list[tuple[np.ndarray, float]]:
-        return [(block, float(block[0]))]
+        return [(block, float(block[0]))] if len(block) else []
 
 
 class ScriptedEars:
