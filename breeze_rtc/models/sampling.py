@@ -90,26 +90,6 @@ class RowSampling:
     uses_top_p: bool
 
 
-def row_sampling(
-    samplings: list[Sampling], columns: int, *, depth: bool = False, device: torch.device | str = "cpu"
-) -> RowSampling:
-    """Sampling values of rows with `columns` logits each; depth: of the codebooks after the first."""
-    temperatures = [s.depth_temperature if depth else s.temperature for s in samplings]
-    limits = [s.top_k if 0 < s.top_k < columns else columns for s in samplings]
-    table = torch.tensor([[t or 1.0, float(t > 0), s.top_p] for t, s in zip(temperatures, samplings, strict=True)])
-    table = table.to(device)
-    limited = any(k < columns for k in limits)
-    return RowSampling(
-        temperature=table[:, 0:1],
-        noise_scale=table[:, 1:2],
-        top_p=table[:, 2:3],
-        top_k=torch.tensor(limits, device=device)[:, None],
-        is_greedy=not any(temperatures),
-        max_top_k=max(limits) if limited else 0,
-        uses_top_p=any(s.top_p < 1 for s in samplings),
-    )
-
-
 def penalise(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
     """Repetition penalty.  logits (R, V); seen (R, V) bool, codes used before; penalty (R, 1) >= 1."""
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)

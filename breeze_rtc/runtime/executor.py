@@ -24,17 +24,37 @@ from breeze_rtc.clock import Clock, MonotonicClock
 from breeze_rtc.errors import BadSampling, UnknownVoice
 from breeze_rtc.models.pointer import LOOK_AHEAD
 from breeze_rtc.models.presets import ModelConfig
-from breeze_rtc.models.sampling import Sampling, choose, combine, gumbel, penalise, row_sampling
+from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speech_model import SpeechModel, TextSegment
 from breeze_rtc.playback import TextMark
+from breeze_rtc.runtime.frame_steps import (
+    RING_FRAMES,
+    Batch,
+    BatchRow,
+    Kind,
+    SlotState,
+    batch_of,
+    choose_first,
+    codec_frames,
+    depth_frame,
+    first_codes,
+    next_hidden,
+)
+from breeze_rtc.runtime.graphs import GraphTable, Recorder, StepGraph
 from breeze_rtc.runtime.kv_cache import KVRow, PagedKV, PageTable
 from breeze_rtc.runtime.step_sessions import StepSessions
 from breeze_rtc.scheduling.step import Row, RowResult, Stage, StageSpec, Step, StepResult
 
 ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Rows that a step may be padded to, as far as this machine's matrix products allow: see `independent_row_counts`."""
-RING_FRAMES = 256
-"""Frames a stream may have made and not yet decoded."""
+GRAPH_COLUMNS = (128, 512, 2_048)
+"""Positions of the backbone, past and new, that its graphs are made for; a longer history runs eagerly."""
+GRAPH_FRAMES = (1, 2, 4, 8, 16)
+"""Frames per row that the codec's graphs are made for."""
+GRAPH_TOP_K = 64
+"""Graphs draw among so many codes at most: no full sort is needed.  Rows that want more run eagerly."""
+GREEDY = Sampling(0, 0, 0, 1, 1)
+"""What a pad samples with."""
 TEXT_STEP = 16
 """Text rows are padded to multiples of this, and only rows of equal padded length are encoded together."""
 
@@ -95,18 +115,6 @@ class _Stream:
             self.marks.append(TextMark(frames * frame_samples, chars))
 
 
-class _Rows:
-    """The streams of a step as tensors: their slots, then the dummy slot for each pad."""
-
-    def __init__(self, streams: list[_Stream], bucket: int, dummy: int, device: torch.device) -> None:
-        self.streams = streams
-        pads = bucket - len(streams)
-        assert pads >= 0, "more rows than the bucket holds"
-        self.slots = torch.tensor([s.slot for s in streams] + [dummy] * pads, device=device)
-        self.seeds = torch.tensor([s.seed for s in streams] + [0] * pads, device=device)
-        self.samplings = [s.sampling for s in streams] + [Sampling(0, 0, 0, 1, 1)] * pads
-
-
 class Executor:
     """The stages of one model on one device, and the state of the streams that are open."""
 
@@ -152,17 +160,19 @@ class Executor:
                 dtype=weight.dtype,
                 device=self.device,
             )
-            self._codec_state = model.codec.new_state(max_streams)
             slots = max_streams + 1
-            # Codes of the frame in work or just made; hidden states of the frame in work, one per guidance row; codes
-            # of frames not decoded yet; classes of codebook 0 that a stream has used.
-            self._codes = torch.zeros(slots, codebooks, dtype=torch.int64, device=self.device)
-            self._hidden = weight.new_zeros(slots, 2, block.hidden)
-            self._ring = torch.zeros(slots, RING_FRAMES, codebooks, dtype=torch.int64, device=self.device)
-            self._seen = torch.zeros(slots, config.backbone.classes, dtype=torch.bool, device=self.device)
-            self._depth_codebooks = torch.arange(1, codebooks, device=self.device)
-            self._first_codebook = torch.zeros(1, dtype=torch.int64, device=self.device)
+            self.state = SlotState(
+                codes=torch.zeros(slots, codebooks, dtype=torch.int64, device=self.device),
+                hidden=weight.new_zeros(slots, 2, block.hidden),
+                ring=torch.zeros(slots, RING_FRAMES, codebooks, dtype=torch.int64, device=self.device),
+                seen=torch.zeros(slots, config.backbone.classes, dtype=torch.bool, device=self.device),
+                codec=model.codec.new_state(max_streams),
+                depth_codebooks=torch.arange(1, codebooks, device=self.device),
+                first_codebook=torch.zeros(1, dtype=torch.int64, device=self.device),
+            )
             self._text_like = weight.new_zeros(1, config.text.output)
+        self.graphs: GraphTable | None = None
+        """None until `record_graphs`: every step runs eagerly."""
 
     # ---- the life of a stream ----------------------------------------------------------------------------------------
 
@@ -188,10 +198,10 @@ class Executor:
             raise BadSampling("cfg_scale", chosen.cfg_scale, "1: this model has no unguided form")
         rows = 1 if chosen.cfg_scale == 1 else 2
         with torch.inference_mode():
-            self._codec_state.open(slot)
-            self._codes[slot] = 0
-            self._hidden[slot] = 0
-            self._seen[slot] = False
+            self.state.codec.open(slot)
+            self.state.codes[slot] = 0
+            self.state.hidden[slot] = 0
+            self.state.seen[slot] = False
             self._streams[stream] = _Stream(
                 slot,
                 seed & 0x7FFFFFFFFFFFFFFF,
@@ -331,7 +341,7 @@ class Executor:
                 hidden = self.model.backbone(x.expand(bucket, -1, -1), positions[None], cache)
                 cache.commit()
                 if row.start + count == length:
-                    self._hidden[s.slot, index] = hidden[0, -1]
+                    self.state.hidden[s.slot, index] = hidden[0, -1]
             if end == s.encoded[0]:
                 done.append((row.stream, s))
         if done:
@@ -356,45 +366,72 @@ class Executor:
         if self._sessions is not None:
             self._backbone_session(self._sessions, going, results)
             return
+        if self._backbone_graph(going, results):
+            return
         # Guided rows, then the unguided rows of those that have one.
         members = [(s, 0) for _, s in going] + [(s, 1) for _, s in going if len(s.tables) > 1]
         bucket = max(step.bucket, len(members), self._least_rows)
-        batch = _Rows([s for s, _ in members], bucket, self._dummy, self.device)
-        x = self.model.depth.embed_frame(self._codes[batch.slots])
-        starts = []
-        for s, index in members:
-            starts.append(s.started if self.feed == "per_frame" else s.encoded[index] + s.started - 1)
-        if self.model.pointer is not None:
-            x = self._with_text(x, [s for s, _ in members])
+        pads = bucket - len(members)
+        slots = torch.tensor([s.slot for s, _ in members] + [self._dummy] * pads, device=self.device)
+        starts = [s.started if self.feed == "per_frame" else s.encoded[i] + s.started - 1 for s, i in members]
+        positions = torch.tensor(starts + [0] * pads, device=self.device)
         cache = self._kv.step(
             [KVRow(s.tables[index], start, 1) for (s, index), start in zip(members, starts, strict=True)], bucket
         )
-        positions = torch.tensor(starts + [0] * (bucket - len(starts)), device=self.device)
-        hidden = self.model.backbone(x[:, None], positions[:, None], cache)[:, 0]
-        cache.commit()
-        if len(members) == len(going):
-            self._hidden[batch.slots, 0] = hidden
+        if self.model.pointer is None:
+            twins = torch.tensor([index for _, index in members] + [0] * pads, device=self.device)
+            next_hidden(self.model, self.state, slots, twins, positions, cache)
         else:
-            guidance = [index for _, index in members] + [0] * (bucket - len(members))
-            self._hidden[batch.slots, torch.tensor(guidance, device=self.device)] = hidden
+            x = self._with_text(self.model.depth.embed_frame(self.state.codes[slots]), [s for s, _ in members])
+            self.state.hidden[slots, 0] = self.model.backbone(x[:, None], positions[:, None], cache)[:, 0]
+            cache.commit()
         self._first_codes(going, step.bucket, results)
+
+    def _backbone_graph(self, going: list[tuple[int, _Stream]], results: dict[int, RowResult]) -> bool:
+        """The same by replaying a graph, if there is one for it."""
+        if self.graphs is None or self.feed != "prefix":
+            return False
+        streams = [s for _, s in going]
+        starts = [[encoded + s.started - 1 for encoded in s.encoded] for s in streams]
+        columns = next((n for n in GRAPH_COLUMNS if n > max(map(max, starts))), 0)
+        guides = any(len(s.tables) > 1 for s in streams)
+        bucket = self._graph_rows(len(streams), guides)
+        ints, floats, kind = self._rows(streams, bucket, [s.started for s in streams], depth=False)
+        graph = self._graph(("backbone", bucket, guides, columns), kind, len(streams), bucket)
+        if graph is None:
+            return False
+        # Rows of streams and pads, then their twins; a stream without one has a pad there.
+        rows: list[KVRow | None] = []
+        for index in range(2 if guides else 1):
+            rows += [
+                KVRow(s.tables[index], start[index], 1) if index < len(s.tables) else None
+                for s, start in zip(streams, starts, strict=True)
+            ]
+            rows += [None] * (bucket - len(streams))
+        slots = torch.tensor([self._dummy if row is None else streams[n % bucket].slot for n, row in enumerate(rows)])
+        (chosen,) = graph.run(ints, floats, slots, *self._kv.places(rows, len(rows), columns))
+        self._read_first(going, chosen.tolist(), results)
+        return True
 
     def _backbone_session(
         self, sessions: StepSessions, going: list[tuple[int, _Stream]], results: dict[int, RowResult]
     ) -> None:
         streams = [s for _, s in going]
         slots = torch.tensor([s.slot for s in streams])
-        started = torch.tensor([s.started for s in streams])
+        frames = [s.started for s in streams]
+        started = torch.tensor(frames)
         hidden, logits, advance = sessions.backbone(
-            self._codes[slots],
+            self.state.codes[slots],
             started == 0,
             torch.stack([s.vectors[0][s.pointer : s.pointer + LOOK_AHEAD] for s in streams]),
             torch.tensor([s.elapsed for s in streams]),
             started,
             self._kv.step([KVRow(s.tables[0], s.started, 1) for s in streams], len(streams)),
         )
-        self._hidden[slots, 0] = hidden
-        self._choose_first(going, _Rows(streams, len(streams), self._dummy, self.device), logits, advance, results)
+        self.state.hidden[slots, 0] = hidden
+        ints, floats, kind = self._rows(streams, len(streams), frames, depth=False)
+        codes, is_good = choose_first(self.model, self.state, Batch(ints, floats), kind, logits)
+        self._read_first(going, torch.stack((codes, is_good.long(), advance.argmax(-1)), 1).tolist(), results)
 
     def _with_text(self, x: Tensor, streams: list[_Stream]) -> Tensor:
         """Add what each frame reads of the text to the embeddings (bucket, hidden) of the frames before."""
@@ -414,49 +451,22 @@ class Executor:
         model = self.model
         streams = [s for _, s in going]
         bucket = max(bucket, self._least_rows)
-        batch = _Rows(streams, bucket, self._dummy, self.device)
-        hidden = self._hidden[batch.slots]
-        logits = model.backbone.head(hidden[:, 0])
-        if any(len(s.tables) > 1 for s in streams):
-            logits = self._guided(logits, model.backbone.head(hidden[:, 1]), batch)
-        advance = None if model.pointer is None else model.pointer.advance_logits(hidden[:, 0])
-        self._choose_first(going, batch, logits, advance, results)
-
-    def _choose_first(
-        self,
-        going: list[tuple[int, _Stream]],
-        batch: _Rows,
-        logits: Tensor,
-        advance: Tensor | None,
-        results: dict[int, RowResult],
-    ) -> None:
-        """As `_first_codes`, from logits (bucket, classes) and, where there is a pointer, (bucket, advances)."""
-        model = self.model
-        streams = [s for _, s in going]
-        bucket = len(batch.samplings)
-        is_good = logits.amax(-1).isfinite()
-        if any(s.sampling.repetition_penalty != 1 for s in streams):
-            penalty = torch.tensor([s.repetition_penalty for s in batch.samplings], device=self.device)
-            logits = penalise(logits, self._seen[batch.slots], penalty[:, None])
-        logits = model.silence_reserved(logits)
-        values = row_sampling(batch.samplings, logits.shape[-1], device=self.device)
-        noise = None
-        if not values.is_greedy:
-            frames = torch.tensor([s.started for s in streams] + [0] * (bucket - len(streams)), device=self.device)
-            noise = gumbel(batch.seeds, frames, self._first_codebook, logits.shape[-1])[:, 0]
-        codes = choose(logits, noise, values)
-        self._seen[batch.slots, codes] = True
-        # The class that ends speech is no code; a pad may have drawn it too, and its slot is embedded and decoded
-        # again.
-        is_end = codes == model.config.end_class if model.config.end_class is not None else None
-        self._codes[batch.slots, 0] = codes if is_end is None else codes.masked_fill(is_end, 0)
+        ints, floats, kind = self._rows(streams, bucket, [s.started for s in streams], depth=False)
+        batch = Batch(ints.to(self.device), floats.to(self.device))
+        codes, is_good = first_codes(model, self.state, batch, kind)
         columns = [codes, is_good.long()]
-        if advance is not None:
-            columns.append(advance.argmax(-1))
-        for (stream, s), (code, good, *moved) in zip(going, torch.stack(columns, 1).tolist(), strict=False):
+        if model.pointer is not None:
+            columns.append(model.pointer.advance_logits(self.state.hidden[batch.slots, 0]).argmax(-1))
+        self._read_first(going, torch.stack(columns, 1).tolist(), results)
+
+    def _read_first(
+        self, going: list[tuple[int, _Stream]], chosen: list[list[int]], results: dict[int, RowResult]
+    ) -> None:
+        """Take note of what was chosen: code 0, whether its logits were finite, and how far the pointer moves."""
+        for (stream, s), (code, good, *moved) in zip(going, chosen, strict=False):
             if not good:
                 results[stream] = RowResult(stream, error="the logits of codebook 0 are not finite")
-            elif code == model.config.end_class:
+            elif code == self.model.config.end_class:
                 s.mark(s.started, s.ends[-1] if s.ends else 0, self.frame_samples)
                 results[stream] = RowResult(stream, ended=True)
             else:
@@ -476,11 +486,6 @@ class Executor:
             s.mark(s.started, s.ends[spoken - 1], self.frame_samples)
         return advance is not None and s.lacks_text
 
-    def _guided(self, guided: Tensor, unguided: Tensor, batch: _Rows) -> Tensor:
-        """Classifier-free guidance where a row has it; a scale of 1 would round, so rows without it are left alone."""
-        scale = torch.tensor([s.cfg_scale for s in batch.samplings], device=self.device)[:, None]
-        return torch.where(scale == 1, guided, combine(guided, unguided, scale))
-
     def _depth(self, step: Step, rows: list[Row], results: dict[int, RowResult]) -> None:
         """The other codes of each row's frame."""
         greedy = [row for row in rows if not self._streams[row.stream].sampling.depth_temperature]
@@ -489,9 +494,9 @@ class Executor:
             return
         streams = [self._streams[row.stream] for row in greedy]
         slots = torch.tensor([s.slot for s in streams])
-        codes, largest = self._sessions.depth(self._hidden[slots, 0], self._codes[slots, 0])
-        self._codes[slots] = codes
-        self._ring[slots, torch.tensor([s.made % RING_FRAMES for s in streams])] = codes
+        codes, largest = self._sessions.depth(self.state.hidden[slots, 0], self.state.codes[slots, 0])
+        self.state.codes[slots] = codes
+        self.state.ring[slots, torch.tensor([s.made % RING_FRAMES for s in streams])] = codes
         self._made(greedy, largest, results)
         drawn = [row for row in rows if self._streams[row.stream].sampling.depth_temperature]
         if drawn:
@@ -500,39 +505,19 @@ class Executor:
             self._depth_eagerly(bucket, drawn, results)
 
     def _depth_eagerly(self, bucket: int, rows: list[Row], results: dict[int, RowResult]) -> None:
-        model = self.model
         streams = [self._streams[row.stream] for row in rows]
-        has_guidance = any(len(s.tables) > 1 for s in streams)
-        bucket = max(bucket, self._least_rows)
-        batch = _Rows(streams, bucket, self._dummy, self.device)
-        hidden = self._hidden[batch.slots]
-        first = self._codes[batch.slots, 0]
-        values = row_sampling(batch.samplings, model.config.depth.vocab, depth=True, device=self.device)
-        noise = None
-        if not values.is_greedy:
-            frames = torch.tensor([s.made for s in streams] + [0] * (bucket - len(streams)), device=self.device)
-            noise = gumbel(batch.seeds, frames, self._depth_codebooks, model.config.depth.vocab)
-        largest = torch.zeros(bucket, device=self.device)
-
-        def pick(codebook: int, logits: Tensor) -> Tensor:
-            if has_guidance:
-                logits = self._guided(logits[:bucket], logits[bucket:], batch)
-            largest.add_(logits.amax(-1))
-            chosen = choose(model.silence_reserved(logits), None if noise is None else noise[:, codebook - 1], values)
-            return chosen.repeat(2) if has_guidance else chosen
-
-        if has_guidance:
-            # Guided rows and their unguided twins; rows without guidance are computed twice and read once.
-            both = hidden.transpose(0, 1).reshape(2 * bucket, -1)
-            codes = model.depth.generate(both, first.repeat(2), pick)[:bucket]
-        else:
-            codes = model.depth.generate(hidden[:, 0], first, pick)
-        self._codes[batch.slots] = codes
-        places = torch.tensor(
-            [s.made % RING_FRAMES for s in streams] + [0] * (bucket - len(streams)), device=self.device
-        )
-        self._ring[batch.slots, places] = codes
-        self._made(rows, largest, results)
+        frames = [s.made for s in streams]
+        if self.graphs is not None:
+            guides = any(len(s.tables) > 1 for s in streams)
+            graph_rows = self._graph_rows(len(streams), guides)
+            ints, floats, kind = self._rows(streams, graph_rows, frames, depth=True)
+            graph = self._graph(("depth", graph_rows, guides), kind, len(streams), graph_rows)
+            if graph is not None:
+                self._made(rows, graph.run(ints, floats)[0], results)
+                return
+        ints, floats, kind = self._rows(streams, max(bucket, self._least_rows), frames, depth=True)
+        batch = Batch(ints.to(self.device), floats.to(self.device))
+        self._made(rows, depth_frame(self.model, self.state, batch, kind), results)
 
     def _made(self, rows: list[Row], largest: Tensor, results: dict[int, RowResult]) -> None:
         """Count the frames just completed; largest: (rows or more,), finite where all logits were."""
@@ -557,18 +542,7 @@ class Executor:
                 groups.setdefault(row.count, []).append(row)
         for count, members in groups.items():
             streams = [self._streams[row.stream] for row in members]
-            bucket = len(members) if self._sessions else max(len(members), -(-self._least_rows // count))
-            batch = _Rows(streams, bucket, self._dummy, self.device)
-            starts = torch.tensor([s.decoded for s in streams] + [0] * (bucket - len(streams)), device=self.device)
-            places = (starts[:, None] + torch.arange(count, device=self.device)) % RING_FRAMES
-            codes = self._ring[batch.slots[:, None], places].transpose(1, 2)
-            sound = self.model.codec(
-                codes,
-                self._codec_state,
-                batch.slots,
-                live=len(streams),
-                features=self._sessions.features if self._sessions else None,
-            )
+            sound = self._sound(streams, count)
             pcm = sound.float().cpu().numpy()
             for row, s, samples in zip(members, streams, pcm, strict=False):
                 if not np.isfinite(samples).all():
@@ -577,6 +551,117 @@ class Executor:
                 s.decoded += count
                 s.pcm.append(samples)
                 results[row.stream] = RowResult(row.stream, samples=len(samples))
+
+    def _sound(self, streams: list[_Stream], frames: int) -> Tensor:
+        """The next `frames` frames of each stream, (streams or more, samples)."""
+        bucket = len(streams) if self._sessions else max(len(streams), -(-self._least_rows // frames))
+        graph = None
+        if self.graphs is not None:
+            rows = next((n for n in self.specs[Stage.CODEC].buckets if n >= bucket), bucket)
+            graph = self.graphs.get(("codec", rows, frames), len(streams), rows)
+            bucket = rows if graph is not None else bucket
+        pads = bucket - len(streams)
+        slots = torch.tensor([s.slot for s in streams] + [self._dummy] * pads)
+        starts = torch.tensor([s.decoded for s in streams] + [0] * pads)
+        if graph is not None:
+            return graph.run(slots, starts)[0]
+        return codec_frames(
+            self.model,
+            self.state,
+            slots.to(self.device),
+            starts.to(self.device),
+            frames,
+            live=len(streams),
+            features=self._sessions.features if self._sessions else None,
+        )
+
+    def _rows(
+        self, streams: list[_Stream], bucket: int, frames: list[int], *, depth: bool
+    ) -> tuple[Tensor, Tensor, Kind]:
+        """The streams of a step and its pads, on the host: what `Batch` is made of, and its kind."""
+        assert len(streams) <= bucket, "more rows than the bucket holds"
+        rows = [BatchRow(s.slot, s.seed, frame, s.sampling) for s, frame in zip(streams, frames, strict=True)]
+        rows += [BatchRow(self._dummy, 0, 0, GREEDY)] * (bucket - len(streams))
+        columns = self.model.config.depth.vocab if depth else self.model.config.backbone.classes
+        return batch_of(rows, columns, depth=depth)
+
+    # ---- graphs ------------------------------------------------------------------------------------------------------
+
+    def record_graphs(self, recorder: Recorder, told: Callable[[float], None] = lambda share: None) -> None:
+        """Record a graph for every shape of BACKBONE, DEPTH and CODEC, the largest first; before serving, for it takes
+        a minute.  All or none: what one raises, this raises.
+
+        told: how much is done, 0 to 1.  Only models that are fed a prefix have graphs.
+        """
+        assert self.feed == "prefix", "the graphs are of a model that reads nothing but its own past"
+        table = GraphTable(recorder)
+        shapes = self._graph_shapes()
+        with torch.inference_mode():
+            for done, key in enumerate(shapes):
+                table.record(key, *self._recordable(*key))
+                told((done + 1) / len(shapes))
+        table.misses = 0
+        self.graphs = table
+
+    def _graph_shapes(self) -> list[tuple[Any, ...]]:
+        """Keys of all graphs, the largest first."""
+        shapes: list[tuple[Any, ...]] = []
+        for guides in (False, True):
+            for rows in self.specs[Stage.BACKBONE].buckets:
+                if (2 if guides else 1) * rows > self.specs[Stage.BACKBONE].buckets[-1]:
+                    continue
+                shapes.append(("depth", rows, guides))
+                shapes += [("backbone", rows, guides, columns) for columns in GRAPH_COLUMNS]
+        for rows in self.specs[Stage.CODEC].buckets:
+            shapes += [("codec", rows, frames) for frames in GRAPH_FRAMES]
+        return sorted(shapes, key=lambda key: -key[1])
+
+    def _recordable(self, stage: str, rows: int, *shape: int) -> tuple[Any, ...]:
+        """The function of one shape, and inputs of pads to run it with."""
+        model, state = self.model, self.state
+        if stage == "codec":
+            frames = shape[0]
+            slots = torch.full((rows,), self._dummy, device=self.device)
+            return (
+                lambda slots, starts: (codec_frames(model, state, slots, starts, frames),),
+                slots,
+                torch.zeros_like(slots),
+            )
+        depth = stage == "depth"
+        guides = bool(shape[0])
+        ints, floats, _ = self._rows([], rows, [], depth=depth)
+        classes = model.config.depth.vocab if depth else model.config.backbone.classes
+        kind = Kind(
+            draws=True, max_top_k=min(GRAPH_TOP_K, classes), uses_top_p=False, penalises=not depth, guides=guides
+        )
+        ints, floats = ints.to(self.device), floats.to(self.device)
+        if depth:
+            return lambda ints, floats: (depth_frame(model, state, Batch(ints, floats), kind),), ints, floats
+        twin_rows = 2 * rows if guides else rows
+        twins = torch.arange(twin_rows, device=self.device) // rows
+
+        def frame(  # noqa: PLR0917 (a graph's inputs)
+            ints: Tensor, floats: Tensor, slots: Tensor, read: Tensor, write: Tensor, starts: Tensor
+        ) -> tuple[Tensor, ...]:
+            next_hidden(model, state, slots, twins, starts, self._kv.fixed(read, write, starts))
+            codes, is_good = first_codes(model, state, Batch(ints, floats), kind)
+            return (torch.stack((codes, is_good.long()), 1),)
+
+        slots = torch.full((twin_rows,), self._dummy, device=self.device)
+        places = [tensor.to(self.device) for tensor in self._kv.places([], twin_rows, shape[1])]
+        return frame, ints, floats, slots, *places
+
+    def _graph_rows(self, streams: int, guides: bool) -> int:
+        """Rows of the smallest graph that so many streams fit; as many as there are where none does."""
+        most = self.specs[Stage.BACKBONE].buckets[-1] // (2 if guides else 1)
+        return next((n for n in self.specs[Stage.BACKBONE].buckets if streams <= n <= most), streams)
+
+    def _graph(self, key: tuple[Any, ...], kind: Kind, live: int, rows: int) -> StepGraph | None:
+        """The graph of a shape, if rows of this kind can use it."""
+        assert self.graphs is not None
+        classes = self.model.config.depth.vocab if key[0] == "depth" else self.model.config.backbone.classes
+        is_wide = kind.draws and classes > GRAPH_TOP_K and not 0 < kind.max_top_k <= GRAPH_TOP_K
+        return self.graphs.get(None if is_wide or kind.uses_top_p else key, live, rows)
 
 
 def kept_positions(config: ModelConfig, page_tokens: int) -> int | None:

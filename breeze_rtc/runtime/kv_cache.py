@@ -113,26 +113,54 @@ class PagedKV:
             # New position t is `past + t - column` after a column.
             distance = past + np.arange(new)[:, None] - np.arange(columns)
             blocked |= distance >= self.window
-        return StepCache(self, read, write, blocked)
+        device = self.pool.device
+        mask = torch.from_numpy(blocked).to(device)
+        return StepCache(
+            self.pool,
+            torch.from_numpy(read).to(device),
+            torch.from_numpy(write.ravel()).to(device),
+            self.pool.new_zeros(blocked.shape).masked_fill_(mask, float("-inf"))[:, None],
+        )
+
+    def places(self, rows: list[KVRow | None], bucket: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Where one new position of each row goes in a step of fixed shape, on the host, for `fixed`.
+
+        Returns the tokens of the pool that hold its past, (bucket, columns - 1), the token for the new one, (bucket,),
+        and how many there are of the past, (bucket,).  None, or no row at all: a pad.
+        """
+        assert self.window is None, "all history in place"
+        read = np.full((bucket, columns - 1), self.zero, np.int64)
+        write = np.full(bucket, self.trash, np.int64)
+        starts = np.zeros(bucket, np.int64)
+        for index, row in enumerate(rows):
+            if row is None:
+                continue
+            read[index, : row.start] = row.table.places(0, row.start)
+            write[index] = row.table.places(row.start, row.start + 1)[0]
+            starts[index] = row.start
+        return torch.from_numpy(read), torch.from_numpy(write), torch.from_numpy(starts)
+
+    def fixed(self, read: Tensor, write: Tensor, starts: Tensor) -> StepCache:
+        """The cache of a step of which `places` said where things stand; made of tensor operations only."""
+        column = torch.arange(read.shape[1] + 1, device=read.device)
+        hidden = (column >= starts[:, None]) & (column < read.shape[1])
+        mask = self.pool.new_zeros(hidden.shape).masked_fill(hidden, float("-inf"))
+        return StepCache(self.pool, read, write, mask[:, None, None])
 
 
 class StepCache:
     """What the layers of one step see and add to; a `KVCache` of the attention layers."""
 
-    def __init__(
-        self, kv: PagedKV, read: NDArray[np.int64], write: NDArray[np.int64], blocked: NDArray[np.bool_]
-    ) -> None:
-        pool = kv.pool
+    def __init__(self, pool: Tensor, read: Tensor, write: Tensor, mask: Tensor) -> None:
+        """read: (rows, P) tokens of the pool that hold the past.  write: (rows * T,), where the new ones go."""
         layers, _, kv_heads, _, head_dim = pool.shape
         self._pool = pool
-        self._write = torch.from_numpy(write.ravel()).to(pool.device)
-        bucket, new, columns = blocked.shape
-        self._past = columns - new
-        past = pool.index_select(3, torch.from_numpy(read.ravel()).to(pool.device))
+        self._write = write
+        bucket, self._past = read.shape
+        past = pool.index_select(3, read.flatten())
         self.past = past.view(layers, 2, kv_heads, bucket, self._past, head_dim)
         """Keys and values of the positions before the step's: (layers, 2, kv_heads, rows, P, head_dim)."""
-        mask = torch.from_numpy(blocked).to(pool.device)
-        self.mask = pool.new_zeros(blocked.shape).masked_fill_(mask, float("-inf"))[:, None]
+        self.mask = mask
         """(rows, 1 for the heads of a group, T, P + T), added to the scores."""
         # Past and new columns of all layers, once a layer asks.
         self._columns: Tensor | None = None

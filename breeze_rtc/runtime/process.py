@@ -172,6 +172,13 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
     executor = Executor(
         model, max_streams=start.max_streams, kv_pages=kv_pages, page_tokens=PAGE_TOKENS, device=start.device
     )
+    if executor.device.type == "cuda" and executor.feed == "prefix":
+        from breeze_rtc.runtime.graphs import CudaRecorder
+
+        try:
+            executor.record_graphs(CudaRecorder())
+        except RuntimeError:
+            log.exception("CUDA graphs cannot be captured here; every step runs eagerly, which is several times slower")
     clock = MonotonicClock()
     costs = CostTable()
     if start.measures:

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from breeze_rtc.errors import BadSampling
-from breeze_rtc.models.sampling import Sampling, choose, gumbel, penalise, row_sampling
+from breeze_rtc.models.sampling import RowSampling, Sampling, choose, gumbel, penalise
+from breeze_rtc.runtime.frame_steps import Batch, BatchRow, batch_of
+
+
+def rows_of(samplings: list[Sampling], columns: int) -> RowSampling:
+    """The sampling values of codebook 0 of rows with so many logits each."""
+    rows = [BatchRow(slot, 0, 0, sampling) for slot, sampling in enumerate(samplings)]
+    ints, floats, kind = batch_of(rows, columns, depth=False)
+    return Batch(ints, floats).sampling(kind)
 
 
 def noise(rows: int, columns: int, *, seed: int = 5, frames: int = 0) -> Tensor:
@@ -19,7 +27,7 @@ def noise(rows: int, columns: int, *, seed: int = 5, frames: int = 0) -> Tensor:
 
 def draw(logits: Tensor, sampling: Sampling, draws: int) -> Tensor:
     """Codes of `draws` frames with the same logits (V,)."""
-    rows = row_sampling([sampling] * draws, len(logits))
+    rows = rows_of([sampling] * draws, len(logits))
     return choose(logits.expand(draws, -1), noise(draws, len(logits)), rows)
 
 
@@ -65,7 +73,7 @@ def test_draws_follow_the_softmax() -> None:
 def test_temperature_zero_is_the_likeliest() -> None:
     """A greedy row takes the argmax, also beside a row that samples."""
     logits = torch.tensor([[0.0, 3.0, 2.9], [0.0, 3.0, 2.9]])
-    rows = row_sampling([Sampling(temperature=0), Sampling(temperature=5.0, top_k=0)], 3)
+    rows = rows_of([Sampling(temperature=0), Sampling(temperature=5.0, top_k=0)], 3)
     greedy = [int(choose(logits, noise(2, 3, frames=n), rows)[0]) for n in range(50)]
     assert set(greedy) == {1}
 
@@ -79,7 +87,7 @@ def test_top_k_keeps_equals_of_the_last() -> None:
 def test_top_k_is_each_rows_own() -> None:
     """Rows of one step keep their own limits."""
     logits = torch.tensor([3.0, 2.9, 2.8, 2.7]).expand(2, -1)
-    rows = row_sampling([Sampling(top_k=1), Sampling(top_k=3)], 4)
+    rows = rows_of([Sampling(top_k=1), Sampling(top_k=3)], 4)
     seen: list[set[int]] = [set(), set()]
     for n in range(300):
         for row, code in enumerate(choose(logits, noise(2, 4, frames=2 * n), rows).tolist()):

@@ -136,9 +136,9 @@ def test_pads_touch_nobody(model: SpeechModel) -> None:
     kv = executor._kv
     zero = kv.pool[:, :, :, kv.zero].clone()
     with torch.inference_mode():
-        executor._codec_state.flat[bad] = float("nan")
-        executor._hidden[bad] = float("nan")
-        executor._codes[bad] = model.config.codec.codes - 1
+        executor.state.codec.flat[bad] = float("nan")
+        executor.state.hidden[bad] = float("nan")
+        executor.state.codes[bad] = model.config.codec.codes - 1
         kv.pool.fill_(float("nan"))
         kv.pool[:, :, :, kv.zero] = zero
     assert np.array_equal(driver.speak(1, FRAMES), alone(model, TEXTS[1], 5))

@@ -79,7 +79,7 @@ def test_a_row_that_is_not_finite_fails_alone(nano: SpeechModel) -> None:
         driver.open(stream, stream, text)
     driver.run(Stage.PREFILL, {0: (0, 1), 1: (0, 1)}, 2)
     with torch.inference_mode():
-        driver.executor._hidden[0] = torch.nan
+        driver.executor.state.hidden[0] = torch.nan
     results = driver.run(Stage.DEPTH, {0: (0, 1), 1: (0, 1)}, 2)
     assert "not finite" in results[0].error
     assert not results[1].error

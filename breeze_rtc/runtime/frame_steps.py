@@ -1,0 +1,226 @@
+"""What a step computes once its rows are known, as functions of tensors: the same eagerly and replayed from a graph.
+
+Nothing here reads a tensor on the host, branches on one or makes a shape of one, so each function can be captured as a
+CUDA graph, or recorded (`graphs`).  What differs between two steps of one shape comes in as tensors; what a shape is
+made of (`Kind`) is known on the host.  The state of all slots is updated in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from breeze_rtc.models.codec import CodecState, Tape
+from breeze_rtc.models.sampling import RowSampling, Sampling, choose, combine, gumbel, penalise
+from breeze_rtc.models.speech_model import SpeechModel
+from breeze_rtc.runtime.kv_cache import StepCache
+
+RING_FRAMES = 256
+"""Frames a stream may have made and not yet decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What of the rows' sampling changes which operations run."""
+
+    draws: bool
+    """Some row draws; otherwise all take the likeliest code and no noise is made."""
+    max_top_k: int
+    """The largest limit of a row; 0: no row has one that matters."""
+    uses_top_p: bool
+    penalises: bool
+    guides: bool
+    """Some row has an unguided twin."""
+
+
+class Batch:
+    """The rows of a step, pads included, as two small tensors, so that two copies carry them to the device."""
+
+    INTS, FLOATS = 5, 5
+
+    def __init__(self, ints: Tensor, floats: Tensor) -> None:
+        """ints: (5, R) int64: slot, seed, frame, place in the ring, top-k.  floats: (5, R) float32: temperature, scale
+        of the noise, top-p, guidance, repetition penalty."""
+        self.ints = ints
+        self.floats = floats
+        self.slots, self.seeds, self.frames, self.places, top_k = ints.unbind()
+        temperature, noise_scale, top_p, scale, penalty = floats[:, :, None].unbind()
+        self.temperature, self.noise_scale, self.top_p = temperature, noise_scale, top_p
+        self.top_k = top_k[:, None]
+        self.scale, self.penalty = scale, penalty
+
+    def sampling(self, kind: Kind) -> RowSampling:
+        return RowSampling(
+            temperature=self.temperature,
+            noise_scale=self.noise_scale,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            is_greedy=not kind.draws,
+            max_top_k=kind.max_top_k,
+            uses_top_p=kind.uses_top_p,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """One row on the host."""
+
+    slot: int
+    seed: int
+    frame: int
+    sampling: Sampling
+
+
+def batch_of(rows: list[BatchRow], columns: int, *, depth: bool) -> tuple[Tensor, Tensor, Kind]:
+    """Rows with `columns` logits each -> what `Batch` is made of, on the host, and its kind."""
+    temperatures = [row.sampling.depth_temperature if depth else row.sampling.temperature for row in rows]
+    # No limit changes which code is the likeliest.
+    limits = [
+        (row.sampling.top_k if 0 < row.sampling.top_k < columns else columns) if temperature else 1
+        for row, temperature in zip(rows, temperatures, strict=True)
+    ]
+    drawn = [limit for limit, temperature in zip(limits, temperatures, strict=True) if temperature]
+    ints = torch.tensor(
+        [
+            [row.slot for row in rows],
+            [row.seed for row in rows],
+            [row.frame for row in rows],
+            [row.frame % RING_FRAMES for row in rows],
+            limits,
+        ]
+    )
+    floats = torch.tensor(
+        [
+            [temperature or 1.0 for temperature in temperatures],
+            [float(temperature > 0) for temperature in temperatures],
+            [row.sampling.top_p for row in rows],
+            [row.sampling.cfg_scale for row in rows],
+            [row.sampling.repetition_penalty for row in rows],
+        ]
+    )
+    kind = Kind(
+        draws=bool(drawn),
+        max_top_k=max(drawn) if any(limit < columns for limit in drawn) else 0,
+        uses_top_p=any(row.sampling.top_p < 1 for row in rows),
+        penalises=not depth and any(row.sampling.repetition_penalty != 1 for row in rows),
+        guides=any(row.sampling.cfg_scale != 1 for row in rows),
+    )
+    return ints, floats, kind
+
+
+@dataclass(slots=True)
+class SlotState:
+    """What is kept of every stream on the device, one slot each; the last slot is the dummy of padded rows."""
+
+    codes: Tensor
+    """(slots, K) int64: codes of the frame in work or just made."""
+    hidden: Tensor
+    """(slots, 2, hidden): hidden states of the frame in work, of the guided row and its unguided twin."""
+    ring: Tensor
+    """(slots, RING_FRAMES, K) int64: codes of frames not decoded yet."""
+    seen: Tensor
+    """(slots, classes) bool: classes of codebook 0 that a stream has used."""
+    codec: CodecState
+    depth_codebooks: Tensor
+    """(K - 1,) int64: 1, 2 ..."""
+    first_codebook: Tensor
+    """(1,) int64: 0."""
+
+
+def guided(logits: Tensor, unguided: Tensor, scale: Tensor) -> Tensor:
+    """Classifier-free guidance where a row has it; a scale of 1 would round, so rows without it are left alone."""
+    return torch.where(scale == 1, logits, combine(logits, unguided, scale))
+
+
+def first_codes(model: SpeechModel, state: SlotState, batch: Batch, kind: Kind) -> tuple[Tensor, Tensor]:
+    """Code 0 of each row's frame, from the hidden states in the slots; see `choose_first`."""
+    hidden = state.hidden[batch.slots]
+    logits = model.backbone.head(hidden[:, 0])
+    if kind.guides:
+        logits = guided(logits, model.backbone.head(hidden[:, 1]), batch.scale)
+    return choose_first(model, state, batch, kind, logits)
+
+
+def choose_first(
+    model: SpeechModel, state: SlotState, batch: Batch, kind: Kind, logits: Tensor
+) -> tuple[Tensor, Tensor]:
+    """logits (R, classes) -> code 0 of each row (R,), the class that ends speech included, and whether its logits were
+    finite."""
+    is_good = logits.amax(-1).isfinite()
+    if kind.penalises:
+        logits = penalise(logits, state.seen[batch.slots], batch.penalty)
+    logits = model.silence_reserved(logits)
+    noise = None
+    if kind.draws:
+        noise = gumbel(batch.seeds, batch.frames, state.first_codebook, logits.shape[-1])[:, 0]
+    codes = choose(logits, noise, batch.sampling(kind))
+    state.seen[batch.slots, codes] = True
+    # The class that ends speech is no code; a pad may have drawn it too, and its slot is embedded and decoded again.
+    is_end = codes == model.config.end_class if model.config.end_class is not None else None
+    state.codes[batch.slots, 0] = codes if is_end is None else codes.masked_fill(is_end, 0)
+    return codes, is_good
+
+
+def depth_frame(model: SpeechModel, state: SlotState, batch: Batch, kind: Kind) -> Tensor:
+    """The other codes of each row's frame, into its slot and its ring.
+
+    Returns (R,), finite where all logits were.
+    """
+    rows = len(batch.slots)
+    hidden = state.hidden[batch.slots]
+    first = state.codes[batch.slots, 0]
+    values = batch.sampling(kind)
+    noise = None
+    if kind.draws:
+        noise = gumbel(batch.seeds, batch.frames, state.depth_codebooks, model.config.depth.vocab)
+    largest = torch.zeros(rows, device=hidden.device)
+
+    def pick(codebook: int, logits: Tensor) -> Tensor:
+        if kind.guides:
+            logits = guided(logits[:rows], logits[rows:], batch.scale)
+        largest.add_(logits.amax(-1))
+        chosen = choose(model.silence_reserved(logits), None if noise is None else noise[:, codebook - 1], values)
+        return chosen.repeat(2) if kind.guides else chosen
+
+    if kind.guides:
+        # Guided rows and their unguided twins; rows without guidance are computed twice and read once.
+        both = hidden.transpose(0, 1).reshape(2 * rows, -1)
+        codes = model.depth.generate(both, first.repeat(2), pick)[:rows]
+    else:
+        codes = model.depth.generate(hidden[:, 0], first, pick)
+    state.codes[batch.slots] = codes
+    state.ring[batch.slots, batch.places] = codes
+    return largest
+
+
+def codec_frames(
+    model: SpeechModel,
+    state: SlotState,
+    slots: Tensor,
+    starts: Tensor,
+    frames: int,
+    *,
+    live: int | None = None,
+    features: Callable[[Tensor, Tape], Tensor] | None = None,
+) -> Tensor:
+    """Sound of the next `frames` frames of each row, whose first is number `starts` (R,): (R or live, samples)."""
+    places = (starts[:, None] + torch.arange(frames, device=starts.device)) % RING_FRAMES
+    codes = state.ring[slots[:, None], places].transpose(1, 2)
+    sound: Tensor = model.codec(codes, state.codec, slots, live=live, features=features)
+    return sound
+
+
+def next_hidden(  # noqa: PLR0917 (a graph's inputs)
+    model: SpeechModel, state: SlotState, slots: Tensor, twins: Tensor, positions: Tensor, cache: StepCache
+) -> None:
+    """The hidden state of each row's next frame, into its slot: of a model that reads nothing but its own past.
+
+    twins: (R,) int64, 1 where the row is an unguided twin.  positions: (R,), of the frame before, which is read now.
+    """
+    x = model.depth.embed_frame(state.codes[slots])
+    hidden = model.backbone(x[:, None], positions[:, None], cache)[:, 0]
+    cache.commit()
+    state.hidden[slots, twins] = hidden
