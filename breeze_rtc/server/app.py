@@ -601,6 +601,7 @@ def http_server(server: VoiceServer) -> uvicorn.Server:
             create_app(server, has_lifespan=False),
             lifespan="off",
             log_config=None,
+            log_level="warning",  # it would write each socket's address, and with it the token of a page that came back
             ws_max_size=MAX_MESSAGE_BYTES,
             ws_ping_interval=10.0,
             ws_ping_timeout=10.0,

@@ -244,6 +244,8 @@ class PageCall:
 
         `received` says how many messages the page has had before; those after that are sent again, then hello.
         """
+        if self._said_count:
+            self._metrics.reconnections.labels("socket").inc()
         before, self._socket, self._gone_at = self._socket, socket, None
         # Two that write would each leave messages out.
         for part in self._parts:
@@ -293,6 +295,14 @@ class PageCall:
     async def _release(self) -> None:
         self._metrics.calls.dec()
         self._count_losses()
+        if self._has_offer and not self._webrtc.connected.is_set():
+            self._metrics.refused.labels("no_path").inc()
+            log.warning(
+                "no packet got through between %s and this server, which offered %s: UDP is blocked between them. Open "
+                "it, or name a TURN server with --ice-server; docs/deploy.md has the ways.",
+                self.address or "a caller",
+                ", ".join(self._webrtc.addresses) or "no address",
+            )
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._webrtc.close(self._end_reason)
@@ -313,7 +323,9 @@ class PageCall:
         self.end(1000, "the agent ended the call")
 
     def _on_path(self, is_up: bool) -> None:
-        if not is_up:
+        if is_up:
+            self._metrics.reconnections.labels("path").inc()
+        else:
             if self._ice_renewal_s is not None:
                 self._put(signaling.ice(self.ice_servers()))
             self._put(signaling.reconnect())

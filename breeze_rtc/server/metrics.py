@@ -52,6 +52,12 @@ class Metrics:
             buckets=_SLACK,
             registry=self._registry,
         )
+        self.reconnections = Counter(
+            "breeze_reconnections",
+            "Calls that went on after their path or socket died",
+            ["what"],
+            registry=self._registry,
+        )
         self.gaps = Counter(
             "breeze_gaps", "Silences inside a speech that the listener could hear", registry=self._registry
         )

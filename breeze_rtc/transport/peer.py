@@ -200,6 +200,11 @@ class Peer:
             return "connection lost"  # aioice drops its consent checks (RFC 7675) when they stay unanswered.
         return "peer left" if dtls.state in {"closed", "failed"} else "sending failed"
 
+    @property
+    def addresses(self) -> list[str]:
+        """Where the peer was told to find us."""
+        return [f"{c.host}:{c.port} ({c.type})" for c in self._ice.local_candidates]
+
     # --- is anybody there?
 
     @property

@@ -255,6 +255,11 @@ class WebRtcCall:
         """
         return self._uplink.blocks()
 
+    @property
+    def addresses(self) -> list[str]:
+        """Where the listener was told to find us."""
+        return self._peer.addresses
+
     def stats(self) -> CallStats:
         sink, playhead = self.sink, self._playhead
         where = self._where(self._clock.now())

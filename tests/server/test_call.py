@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import wave
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
@@ -278,6 +279,26 @@ async def test_a_bad_offer_ends_the_call_with_its_reason(hall: Hall) -> None:
         assert (await page.one("error"))["code"] == "offer_malformed"
         await page.ended()
         assert page.close_reason == "offer refused"
+
+
+async def test_a_caller_whom_no_packet_reaches_is_named_in_the_log(
+    hall: Hall, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the addresses that were tried and what to do; and it is counted."""
+    async with hall.page() as page:
+        await page.one("hello")
+        offer = await page.listener.offer()
+        # A listener that nobody can reach, and that tries nothing.
+        sdp = re.sub(r"a=(candidate:|end-of-candidates).*\r\n", "", offer.sdp)
+        await page.send(type="offer", sdp=sdp, microphone=False)
+        answer = await page.one("answer")
+        await page.send(type="bye")
+        await page.ended()
+    (told,) = (record.getMessage() for record in caplog.records if "no packet got through" in record.getMessage())
+    assert "127.0.0.1" in told
+    assert re.search(r"a=candidate:\S+ 1 udp \d+ (\S+)", answer["sdp"])[1] in told  # type: ignore[index]
+    assert "--ice-server" in told
+    assert b'{code="no_path"} 1.0' in hall.server.metrics.text()
 
 
 async def test_a_turn_before_the_offer_is_an_error(hall: Hall) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import aioice
@@ -203,3 +207,39 @@ async def test_closing_does_not_wait_for_a_dead_server() -> None:
         await call.close()
         await listener.close()
     assert time.monotonic() - began < 3
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare, to have a system of its own to set")
+def test_the_systems_port_range_holds_calls() -> None:
+    """The way to publish a container's ports: every candidate's port lies in `ip_local_port_range`."""
+    script = (
+        "import asyncio\n"
+        "from python_listener import PythonListener\n"
+        "from breeze_rtc.transport.webrtc import WebRtcCall\n"
+        "async def main():\n"
+        "    listener, calls = PythonListener(), [WebRtcCall() for _ in range(3)]\n"
+        "    for call in calls: print(await call.answer(await listener.offer()))\n"
+        "    for call in calls: await call.close()\n"
+        "    await listener.close()\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run(
+        [
+            *("unshare", "--net", "--map-root-user", "sh", "-c"),
+            "echo 40000 40019 > /proc/sys/net/ipv4/ip_local_port_range && ip link set lo up && "
+            'ip addr add 10.9.9.9/32 dev lo && ip addr add fd00::9/128 dev lo nodad && exec "$0" -c "$1"',
+            *(sys.executable, script),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parent,
+        check=False,
+    )
+    if "unshare:" in done.stderr or "ip:" in done.stderr or "/proc/sys" in done.stderr:
+        pytest.skip("this machine gives no network namespaces")
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"a=candidate:\S+ 1 udp \d+ (\S+) (\d+) typ host", done.stdout)
+    assert {address for address, _ in found} == {"10.9.9.9", "fd00::9"}
+    assert len(found) == 6
+    assert all(40_000 <= int(port) <= 40_019 for _, port in found)
