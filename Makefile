@@ -37,11 +37,12 @@ $(STAMPS)/demo: $(STAMPS)/venv pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[listen]'
 	@touch $@
 
-# qwen-tts pins an older transformers, so it comes without its dependencies: only its codec class is compared with ours.
+# qwen-tts pins an older transformers, so it comes without its dependencies: only its codec class is compared with ours; and of
+# pipecat-ai only the weights of Smart Turn are used.
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml constraints.txt
 	@echo "Installing breeze_rtc and its checks (a few minutes the first time)"
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[listen,dev]'
-	$(BIN)/pip install --quiet --no-deps qwen-tts==0.1.1
+	$(BIN)/pip install --quiet --no-deps qwen-tts==0.1.1 pipecat-ai==1.14.0
 	@touch $@
 
 # What the tests call, listen, relay and record with; a test says so when it skips itself for want of one.

@@ -123,5 +123,6 @@ class MissingExtra(BreezeError):
         self.then = then
 
     def __str__(self) -> str:
-        commands = f"pip install 'breeze_rtc[{self.extra}]'" + (f" && {self.then}" if self.then else "")
+        install = f"pip install 'breeze_rtc[{self.extra}]'" if self.extra else ""
+        commands = " && ".join(filter(None, (install, self.then)))
         return f"{self.what} needs an optional part: {commands}"

@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import BreezeError
 from .call import Call, Ears, Voice
 from .echo import EchoGuard
-from .endpointing import sounds_finished
+from .endpointing import EndOfTurn, sounds_finished
 from .listening import Listening
 from .speaking import Mouth, SpeechHandle, texts_of
 from .text import SpokenText, TextFilter
@@ -400,11 +400,22 @@ class AgentSession:
                         self._reading = None  # the user went on
                         self._drop_early()
                         self._happen(Event.ONSET)
+                    case Cue.LULL if self._manners.end_of_turn is not None:
+                        self._spawn(self._judge_end(self._manners.end_of_turn))
                     case Cue.PAUSE:
                         if self.state in (State.HEARING, State.OVERLAP):
                             self._happen(Event.PAUSE)
                         elif self._reading is None:
                             self._forget()  # the end of a sound that held no words
+
+    async def _judge_end(self, judge: EndOfTurn) -> None:
+        try:
+            is_over = await judge.is_over(self._listening.recording.copy())
+        except Exception as error:
+            log.error("the judge of the turn's end failed", exc_info=error)
+            return
+        if not is_over:
+            self._listening.gate.wait(round(1000 * self._manners.max_endpointing_delay_s))
 
     def understood(self, text: str, seconds: float, *, is_lull: bool) -> None:
         """So much of what is being said holds these words."""

@@ -16,6 +16,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .endpointing import EndOfTurn
 
 BACKCHANNELS = frozenset(
     (
@@ -34,6 +38,8 @@ class TurnTaking:
     """Silence that ends the user's turn when it sounds finished."""
     max_endpointing_delay_s: float = 2.5
     """Silence that ends it when it does not."""
+    end_of_turn: EndOfTurn | None = None
+    """Listens to how a turn was said, such as `endpointing.SmartTurn()`; one serves all calls."""
     onset_s: float = 0.2
     """Voiced sound that counts as the user beginning to speak: a shorter noise does not even hold the agent."""
     false_interruption_timeout_s: float | None = 2.0

@@ -1063,6 +1063,38 @@ def test_a_turn_that_sounds_unfinished_is_waited_for() -> None:
     assert [text for role, text in history(stage) if role == "user"] == ["I want the cake", "I want the"]
 
 
+@pytest.mark.parametrize(("is_over", "wait_s"), [(True, 0.6), (False, 2.0)])
+def test_a_judge_of_sound_says_how_long_to_wait(is_over: bool, wait_s: float) -> None:
+    """It is asked at the first lull, and hears the turn; one that fails is as none."""
+    heard_s: list[float] = []
+
+    class Judge:
+        async def is_over(self, turn: np.ndarray) -> bool:
+            heard_s.append(turn.sum() / 16_000)
+            await asyncio.sleep(0.1)
+            if is_over:
+                raise OSError("no such graph")
+            return False
+
+    async def act(stage: Stage) -> None:
+        await stage.call.speak(voiced_s=1.0)
+        ended = now()
+        await stage.call.speak(voiced_s=0.0, silent_s=2.5)
+        assert stage.session.history[0].text == "tea"
+        assert stage.call.messages("user")[-1]["final"]
+        assert wait_s <= turned[0] - ended <= wait_s + 0.15
+
+    turned: list[float] = []
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        turned.append(now())
+        yield "well"
+
+    manners = TurnTaking(end_of_turn=Judge(), max_endpointing_delay_s=2.0)
+    on_stage(act, Callbacks(on_user_turn=reply, turn_taking=manners), **hearing("tea"))
+    assert heard_s == [pytest.approx(1.0, abs=0.05)]
+
+
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_an_early_answer_is_heard_only_if_the_turn_was_over(goes_on: bool) -> None:
     """preemptive_generation: the answer is thought of at the first lull.  A user who goes on makes it void: no sound,
