@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 from barge_ins import STORYTELLER
+from speech import spoken
 
 from breeze_rtc import Agent, AgentSession, UserTurn
+from breeze_rtc.agent.listen import Moonshine, model_folder
+from breeze_rtc.agent.vad import VoiceActivity
 from breeze_rtc.clock import MonotonicClock
 from breeze_rtc.testing import Caller, Network, ToneVoice, run
 
@@ -135,3 +139,23 @@ async def test_hanging_up_in_mid_speech_is_an_end(agent: Agent) -> None:
         await caller.hang_up()
         assert handle.done
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.skipif(find_spec("moonshine_voice") is None, reason="the listen extra is not installed")
+async def test_real_speech_is_heard_by_real_ears(agent: Agent) -> None:
+    """The voice activity model and a recogniser in place of the script: both sides of the call are sound."""
+    model = Moonshine(model_folder())
+
+    class Ears:
+        async def transcribe(self, samples: np.ndarray) -> str:
+            return model.transcribe(samples)
+
+    activity = VoiceActivity()
+    async with agent.test(ears=Ears(), activity=activity) as caller:
+        await caller.first_sound()
+        await caller.wait(0.5)
+        await caller.sound(spoken("Please tell me what time it is."))
+        assert caller.heard_text == "You said: Please tell me what time it is.."
+        (cut,) = caller.barge_ins
+        assert cut.stop_s < 0.12
+    activity.close()
