@@ -452,6 +452,7 @@ class Driver:
                 source: moves.in_units_of(SECOND)
                 for source, moves in zip(("estimate", "report"), stats.moves, strict=True)
             },
+            "graphs": self._executor.graph_counts(),
             "free_slots": stats.free_slots,
             "free_pages": stats.free_pages,
             "waiting_ns": list(stats.waiting_ns),

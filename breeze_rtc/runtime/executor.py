@@ -603,6 +603,18 @@ class Executor:
         table.misses = 0
         self.graphs = table
 
+    def graph_counts(self) -> dict[str, int]:
+        """Frame and codec steps that were replayed and that had no graph, and the rows replayed; empty without graphs."""
+        table = self.graphs
+        if table is None:
+            return {}
+        return {
+            "replays": table.replays,
+            "misses": table.misses,
+            "live_rows": table.live_rows,
+            "padded_rows": table.padded_rows,
+        }
+
     def _graph_shapes(self) -> list[tuple[Any, ...]]:
         """Keys of all graphs, the largest first."""
         shapes: list[tuple[Any, ...]] = []

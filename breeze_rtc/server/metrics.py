@@ -134,6 +134,22 @@ class _EngineFigures:
         for source, values in stats.get("moves", {}).items():
             moves.add_metric([str(source)], **_counted(values))
         yield moves
+        graph_steps = CounterMetricFamily(
+            "breeze_graph_steps",
+            "Frame and codec steps, by whether a graph was replayed or none fitted",
+            labels=["how"],
+        )
+        graph_rows = CounterMetricFamily(
+            "breeze_graph_rows", "Rows of replayed graphs, by whether a stream or a pad was in them", labels=["row"]
+        )
+        graphs = stats.get("graphs", {})
+        if graphs:
+            graph_steps.add_metric(["replayed"], graphs["replays"])
+            graph_steps.add_metric(["eager"], graphs["misses"])
+            graph_rows.add_metric(["stream"], graphs["live_rows"])
+            graph_rows.add_metric(["pad"], graphs["padded_rows"])
+        yield graph_steps
+        yield graph_rows
         yield GaugeMetricFamily("breeze_streams", "Streams being made now", value=len(stats.get("streams", {})))
         queued = GaugeMetricFamily("breeze_queued_streams", "Streams that wait for room, by class", labels=["class"])
         refused = CounterMetricFamily(

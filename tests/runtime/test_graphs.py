@@ -154,6 +154,12 @@ def test_counters_say_how_many_rows_were_pads(driver: ExecutorDriver) -> None:
     table = graphs(driver)
     assert table.replays > 0
     assert table.live_rows == table.replays
+    assert driver.executor.graph_counts() == {
+        "replays": table.replays,
+        "misses": 0,
+        "live_rows": table.replays,
+        "padded_rows": table.padded_rows,
+    }
 
 
 # ---- the emulation finds what would break a graph --------------------------------------------------------------------

@@ -107,6 +107,9 @@ class ToneExecutor:
     def close(self, stream: int) -> None:
         self.voices.pop(stream, None)
 
+    def graph_counts(self) -> dict[str, int]:
+        return {}
+
     def _row(self, stage: Stage, row: Row) -> RowResult:
         state = self.voices[row.stream]
         assert row.slot == state.slot
