@@ -153,10 +153,15 @@ class Relay:
 
     def _from_browser(self, data: bytes, address: tuple[str, int]) -> None:
         self._browser = address
-        self._deliver("up", len(data), lambda: self._far.sendto(data, self._server), is_datagram=True)
+        self._deliver("up", len(data), lambda: self._pass(self._far, data, self._server), is_datagram=True)
 
     def _from_server(self, data: bytes, address: tuple[str, int]) -> None:
-        self._deliver("down", len(data), lambda: self._near.sendto(data, self._browser), is_datagram=True)
+        self._deliver("down", len(data), lambda: self._pass(self._near, data, self._browser), is_datagram=True)
+
+    @staticmethod
+    def _pass(port: asyncio.DatagramTransport, data: bytes, to: tuple[str, int] | None) -> None:
+        if not port.is_closing():
+            port.sendto(data, to)
 
     def close(self) -> None:
         self._near.close()
@@ -209,7 +214,6 @@ class Look:
     """What the call believed at one moment; times on the server's clock."""
 
     now: int
-    heard_samples: int
     ticks: int
     error_ns: int
     path_ns: int
@@ -245,7 +249,6 @@ class Server:
         self.call: WebRtcCall | None = None
         self.told = Told()
         self.is_bent = False
-        self._way = way
         chance = random.Random(seed)
         self._pipes = {"down": Pipe(way.down, chance), "up": Pipe(way.up, chance)}
         self._relay: Relay | None = None
@@ -275,11 +278,20 @@ class Server:
             while True:
                 await socket.send_text(await outbox.get())
 
+        async def tell() -> None:
+            """Figures five times a second; a page takes a socket that says nothing for lost."""
+            nothing = dict.fromkeys(
+                ("lead_ms", "slack_ms", "jitter_ms", "first_sound_ms", "stop_ms", "path_ms", "error_ms")
+            )
+            while True:
+                await asyncio.sleep(0.2)
+                self.say(signaling.stats(**nothing, t_ms=self.clock.now() / MS, gaps=0, source="none"))
+
         self.call = call = WebRtcCall(clock=self.clock)
         self._listen_in(call)
         about = {"listens": False, "listen_fix": "", "model": "", "voice": "", "resume": ""}
         self.say(signaling.hello(**about, ice_servers=(), sample_rate=RATE, received=0))
-        writing = asyncio.create_task(write())
+        tasks = [asyncio.create_task(write()), asyncio.create_task(tell())]
         try:
             async for text in socket.iter_text():
                 message = self._inbox.read(text)
@@ -292,7 +304,8 @@ class Server:
         except WebSocketDisconnect:
             pass
         finally:
-            writing.cancel()
+            for task in tasks:
+                task.cancel()
             await call.close()
             if self._relay is not None:
                 self._relay.close()
@@ -341,8 +354,7 @@ class Server:
         where = call._where(now)
         if where is None:
             return
-        heard_samples = call.sink.heard_samples(1, where.ticks)
-        self.told.looks.append(Look(now, heard_samples, where.ticks, where.error_ns, where.path_delay_ns, where.source))
+        self.told.looks.append(Look(now, where.ticks, where.error_ns, where.path_delay_ns, where.source))
         self.told.sent_ticks.append(call.sink.sent_ticks)
 
 
@@ -451,7 +463,7 @@ def again(told: Told, keep: Callable[[Any, int], bool]) -> Iterator[Look]:
                 playhead.report(said, ticks, now)
             word = next(words)
         where = playhead.position(look.now, sent_ticks)
-        yield Look(look.now, 0, where.ticks, where.error_ns, where.path_delay_ns, where.source)
+        yield Look(look.now, where.ticks, where.error_ns, where.path_delay_ns, where.source)
 
 
 def judge(
@@ -550,6 +562,7 @@ async def measure(way: Way, seconds: float, seed: int, browser: Any, loudspeaker
                 server.look()
         server.is_bent = False
         await asyncio.sleep(0.7)
+        assert server.call is call, "the page called again in the middle"
         gaps = call.stats().missed_slots
         assert call._playhead is not None
         drift_ppm = call._playhead.drift_ppm
