@@ -604,7 +604,7 @@ class Executor:
         self.graphs = table
 
     def graph_counts(self) -> dict[str, int]:
-        """Frame and codec steps that were replayed and that had no graph, and the rows replayed; empty without graphs."""
+        """Frame and codec steps that were replayed or had no graph, and the rows replayed; empty without graphs."""
         table = self.graphs
         if table is None:
             return {}

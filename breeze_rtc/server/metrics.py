@@ -136,7 +136,7 @@ class _EngineFigures:
         yield moves
         graph_steps = CounterMetricFamily(
             "breeze_graph_steps",
-            "Frame and codec steps, by whether a graph was replayed or none fitted",
+            "Frame and codec steps: a graph was replayed, or none fitted",
             labels=["how"],
         )
         graph_rows = CounterMetricFamily(
