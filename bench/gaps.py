@@ -13,6 +13,9 @@ made up  milliseconds of all such sound, the short holes too
 
     python bench/gaps.py [--quick] [--calls N ...] [--seconds N] [--chromium N] [--seed N] [--json FILE]
 
+Whoever measures must not stutter itself: how long the callers' own event loop stood still at worst is printed beside.
+On a machine with other work to do, `chrt -f 1 python bench/gaps.py` gives server, engine and callers priority over it.
+
 `--chromium N`: so many of the calls are tabs of a real Chromium (each costs as much processor as several others).
 """
 
@@ -270,8 +273,21 @@ async def server(calls: int) -> AsyncIterator[tuple[int, str]]:
         await process.wait()
 
 
+class Watch:
+    """How long the callers' own event loop has stood still."""
+
+    def __init__(self) -> None:
+        self.worst_ms = 0.0
+
+    async def run(self) -> None:
+        while True:
+            began_ns = clock.now()
+            await asyncio.sleep(0.005)
+            self.worst_ms = max(self.worst_ms, (clock.now() - began_ns) / 1e6 - 5)
+
+
 async def measure(calls: int, seconds: float, tabs: int) -> tuple[list[Ear], dict[str, float]]:
-    """The ears of so many calls, and the processor time of server and engine as a share of a core."""
+    """The ears of so many calls; the processor time of server and engine as a share of a core, and our own stalls."""
     async with AsyncExitStack() as stack:
         pid, address = await stack.enter_async_context(server(calls))
         callers: list[Caller | Tab] = [Caller(address) for _ in range(calls - tabs)]
@@ -292,10 +308,12 @@ async def measure(calls: int, seconds: float, tabs: int) -> tuple[list[Ear], dic
         await asyncio.sleep(WARM_UP_S)
         for caller in callers:
             caller.start()
+        tasks.append(asyncio.create_task((watch := Watch()).run()))
         before, began = cpu_s(pid), time.monotonic()
         await asyncio.sleep(seconds)
         span_s = time.monotonic() - began
         used = {part: (after - before[part]) / span_s for part, after in cpu_s(pid).items()}
+        used["own_stall_ms"] = watch.worst_ms
         ears = [await caller.ear() for caller in callers]
         for task in tasks:
             if task.done() and (error := task.exception()) is not None:
@@ -322,7 +340,10 @@ async def main(args: argparse.Namespace) -> None:
         tabs = min(args.chromium, calls)
         ears, used = await measure(calls, args.seconds, tabs)
         results.append({"calls": calls, "ears": [asdict(ear) for ear in ears], "cores": used})
-        print(f"{calls} calls; of a core, the server {used['server']:.2f}, the engine {used['engine']:.2f}")
+        print(
+            f"{calls} calls; of a core, the server {used['server']:.2f}, the engine {used['engine']:.2f};"
+            f" the callers stood still for {used['own_stall_ms']:.0f} ms at worst"
+        )
         for ear in ears:
             print(
                 f"{ear.kind:10} {ear.seconds:8.1f} {ear.sent_gaps:5} {ear.gaps:5} {ear.made_up_ms:7.0f} ms"

@@ -22,8 +22,10 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 # A voice may hold a sentence back until the next one begins.  One with no more sound than this before the ear, and no
-# text for as long as that, is given more, whatever the bound says.
-_SHORT_LEAD_S, _DRY_VOICE_S = 0.8, 0.3
+# text for as long as that, is given more, up to two and a half times the bound: it may also just be slow.
+_SHORT_LEAD_S, _DRY_VOICE_S, _MOST_BOUNDS = 0.8, 0.3, 2.5
+# One whose every sound was heard so long ago is given more in any case: it may need the whole text.
+_SILENT_VOICE_S = 1.0
 _FINALLY_S = 2.0
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
@@ -306,10 +308,11 @@ class Mouth:
             unheard_s = sum(speech._transcript.unheard_s for speech in self.speeches)
             if unheard_s <= self._max_unheard_s:
                 return
-            if handle is not None and not self.is_held and _now() - handle._pushed_at_s > _DRY_VOICE_S:
-                transcript = handle._transcript
-                lead_samples = transcript.delivered_samples - transcript.heard_samples
-                if lead_samples < _SHORT_LEAD_S * self._voice.sample_rate:
+            if handle is not None and not self.is_held:
+                transcript, waited_s = handle._transcript, _now() - handle._pushed_at_s
+                lead_s = (transcript.delivered_samples - transcript.heard_samples) / self._voice.sample_rate
+                is_short = lead_s < _SHORT_LEAD_S and unheard_s <= _MOST_BOUNDS * self._max_unheard_s
+                if (is_short and waited_s > _DRY_VOICE_S) or (lead_s <= 0 and waited_s > _SILENT_VOICE_S):
                     return  # the voice waits for text, not for the listener
             await asyncio.sleep(min(0.25, max(0.02, unheard_s - self._max_unheard_s)))
 

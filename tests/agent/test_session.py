@@ -223,6 +223,25 @@ def test_long_sentences_follow_each_other_without_a_hole() -> None:
     on_stage(act, voice=SentenceVoice)
 
 
+def test_a_voice_that_is_too_slow_is_not_given_all_the_text() -> None:
+    """It always has less sound than the ear wants; the callback runs ahead by two and a half bounds and no more."""
+    given: list[int] = []
+
+    async def text() -> AsyncIterator[str]:
+        for piece in range(100):
+            given.append(piece)
+            yield "five words in each piece "
+
+    async def act(stage: Stage) -> None:
+        stage.session.say(text())
+        await asyncio.sleep(20)
+        heard_words = 20 / (1.5 * WORD_S)
+        assert 5 * len(given) < heard_words + 2.5 * 4.0 / WORD_S + 15
+        stage.session.interrupt()
+
+    on_stage(act, voice=lambda: FakeVoice(word_s=1.5 * WORD_S), max_unheard_s=4.0)
+
+
 # -- barge-in
 
 
