@@ -22,6 +22,7 @@ from ..errors import BreezeError
 from .call import Call, Ears, Voice
 from .echo import EchoGuard
 from .endpointing import EndOfTurn, sounds_finished
+from .figures import TurnFigures, figures_of, trace
 from .listening import Listening
 from .speaking import Mouth, SpeechHandle, texts_of
 from .text import SpokenText, TextFilter
@@ -96,7 +97,7 @@ class Callbacks:
 class AgentSession:
     """One call of one agent; `await session.run()` lasts as long as the call.
 
-    max_unheard_s: how far callbacks may run ahead of the listener.
+    max_unheard_s: how far callbacks may run ahead of the listener.  observe: gets the figures of each thing said.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class AgentSession:
         ears: Ears | None = None,
         activity: VoiceActivity | None = None,
         max_unheard_s: float = 4.0,
+        observe: Callable[[TurnFigures], None] = lambda figures: None,
     ) -> None:
         self.state = State.LISTENING
         """Who has the floor."""
@@ -127,10 +129,11 @@ class AgentSession:
             max_unheard_s=max_unheard_s,
             stall_timeout_s=callbacks.recovery.stall_timeout_s,
             spawn=self._spawn,
-            on_speech=lambda handle: self._happen(Event.SPEECH),
+            on_speech=self._begins,
             on_end=lambda handle: self._settle_down(),
             on_error=self._recover,
             on_sound=self._echo.made,
+            on_done=self._measure,
         )
         gate = SpeechGate(
             onset_ms=round(1000 * self._manners.onset_s),
@@ -138,6 +141,9 @@ class AgentSession:
         )
         self._listening = Listening(ears, gate, self, spawn_read=self._spawn)
         self._told_state = _STATE_NAMES[self.state]
+        self._observe = observe
+        # When the turn that waits for its answer ended, and when its words were there.
+        self._unanswered: tuple[float, float] | None = None
         self._has_shown = False
         self._has_lost_words = False  # the recogniser failed in this turn
         self._ended = asyncio.Event()
@@ -185,6 +191,7 @@ class AgentSession:
     def type(self, text: str) -> None:
         """The user sent `text`: a turn without sound.  Blank text is no turn."""
         if text.strip() and not self._is_over:
+            self._unanswered = _now(), _now()
             self._happen(Event.TYPED, UserTurn(text))
 
     def press(self, digit: str) -> None:
@@ -262,6 +269,19 @@ class AgentSession:
         if name != self._told_state:
             self._told_state = name
             self._call.send({"type": "state", "state": name})
+
+    def _begins(self, handle: SpeechHandle) -> None:
+        """A speech has its first words and the floor."""
+        if self._unanswered is not None:
+            handle.timeline.user_ended_s, handle.timeline.transcript_s = self._unanswered
+            self._unanswered = None
+        self._happen(Event.SPEECH)
+
+    def _measure(self, handle: SpeechHandle) -> None:
+        if handle.text:
+            figures = figures_of(handle)
+            self._observe(figures)
+            trace(figures)
 
     def _answer(self, user_turn: UserTurn) -> None:
         self._is_sorry = False
@@ -455,6 +475,7 @@ class AgentSession:
         else:
             has_words = self._manners.interrupts(text) if has_agent_the_floor else bool(text)
         if has_words:
+            self._unanswered = _now() - self._listening.gate.silent_ms / 1000, _now()
             self._has_shown = False
             self._forget()
             self._happen(Event.WORDS, UserTurn(text, audio))
@@ -556,6 +577,10 @@ class _EarlyAnswer:
 
     def answers(self, user_turn: UserTurn) -> bool:
         return self.text == user_turn.text and not self.handle.interrupted and self.handle.error is None
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _first(*events: asyncio.Event) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import StepFailed
 from ..playback import TextMark
 from .call import Call, Reply, Voice
+from .figures import Timeline
 from .text import TextFilter
 from .transcript import Message, Transcript
 
@@ -48,6 +49,8 @@ class SpeechHandle:
         """Whether the user's voice, text and Stop button cut it off."""
         self.timeline = Timeline()
         """When what became of it."""
+        self.false_interruptions = 0
+        """Times that a sound which was no speech held it."""
         self._transcript = Transcript(sample_rate)
         self._filter = text_filter
         # Of the filter's text, how much the voice has been given, and where its last mark is, spoken and written.
@@ -128,32 +131,13 @@ class SpeechHandle:
         return self
 
 
-class Timeline:
-    """When things happened to one speech, in seconds of the event loop's clock; None for what has not."""
-
-    __slots__ = ("asked_s", "done_s", "first_heard_s", "first_sound_s", "first_text_s", "stopped_s")
-
-    def __init__(self) -> None:
-        self.asked_s: float | None = None
-        """Its callback began, or `say` was called."""
-        self.first_text_s: float | None = None
-        """The first text that is not blank."""
-        self.first_sound_s: float | None = None
-        """The voice's first chunk went to the sink."""
-        self.first_heard_s: float | None = None
-        """The first sample was at the ear, to within a caption's step."""
-        self.stopped_s: float | None = None
-        """It was interrupted: the decision."""
-        self.done_s: float | None = None
-        """All was heard, or after an interruption the ear's last position was known."""
-
-
 class Mouth:
     """Speaks in one call.
 
     text_filter: makes what turns written text into spoken, one for each speech; None: the text is spoken as it is.
     spawn: makes a task of the call.  on_speech: a speech has its first words and may sound.  on_end: a speech is over
     that was not silenced.  on_error: what went wrong in one.  on_sound: a stream's next PCM, as it is made.
+    on_done: a speech is over, in whatever way.
     """
 
     def __init__(
@@ -170,6 +154,7 @@ class Mouth:
         on_end: Callable[[SpeechHandle], None],
         on_error: Callable[[Exception], None],
         on_sound: Callable[[int, bytes], None],
+        on_done: Callable[[SpeechHandle], None],
     ) -> None:
         self.speeches: list[SpeechHandle] = []
         """Not yet done, in the order they were asked for."""
@@ -186,6 +171,7 @@ class Mouth:
         self._on_end = on_end
         self._on_error = on_error
         self._on_sound = on_sound
+        self._on_done = on_done
         self._floor = asyncio.Event()
         self._floor.set()
         self._turn = asyncio.Lock()
@@ -336,7 +322,7 @@ class Mouth:
                 if handle._transcript.heard_samples > before or not report.is_playing:
                     handle._moved_at_s = _now()
                 if before == 0 < handle._transcript.heard_samples:
-                    handle.timeline.first_heard_s = _now()
+                    handle.timeline.first_heard_s = _now() - handle.playback_position_s
 
     def _finish(self, handle: SpeechHandle) -> None:
         """A speech that was not interrupted is over: heard, empty, failed, or left behind by the end of the call."""
@@ -354,6 +340,7 @@ class Mouth:
     def _is_over(self, handle: SpeechHandle) -> None:
         handle.timeline.done_s = _now()
         handle._done.set()
+        self._on_done(handle)
 
     # -- being held, and silenced
 
@@ -367,6 +354,8 @@ class Mouth:
         """Speak on from the first sample that was not heard."""
         if self.is_held:
             self.is_held = False
+            for handle in self.speeches:
+                handle.false_interruptions += handle._reply is not None
             self._call.resume()
 
     def silence(self, *, force: bool = False) -> list[SpeechHandle]:

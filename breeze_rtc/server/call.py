@@ -136,7 +136,9 @@ class PageCall:
             clock=self._clock,
         )
         self._sink = MeteredSink(self._webrtc.sink, metrics, engine.sample_rate, self._first_packet)
-        self._session = AgentSession(callbacks, call=self, voice=engine, ears=ears, activity=activity)
+        self._session = AgentSession(
+            callbacks, call=self, voice=engine, ears=ears, activity=activity, observe=metrics.observe
+        )
         self._inbox = signaling.Inbox()
         # The last messages to the page; how many there were, and how many of these its socket has taken.
         self._said: deque[str] = deque(maxlen=MAX_UNSENT)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from breeze_rtc.agent.figures import STAGES, TurnFigures
+
 if TYPE_CHECKING:
     from breeze_rtc.runtime.engine import Engine
 
@@ -87,10 +89,33 @@ class Metrics:
             "Speech that was made and, after an interruption, never heard",
             registry=self._registry,
         )
+        self.turn_delay = Histogram(
+            "breeze_turn_delay_seconds",
+            "From the end of a user's turn to its transcript, the answer's first text, its first sound made, and its "
+            "first sound at the ear",
+            ["to"],
+            buckets=_SOON,
+            registry=self._registry,
+        )
+        self.interruptions = Counter(
+            "breeze_interruptions",
+            "Times that a caller's sound stopped the agent: for good, or until it proved to be no speech",
+            ["kind"],
+            registry=self._registry,
+        )
         self.refused = Counter(
             "breeze_refused", "Requests and messages refused, by error code", ["code"], registry=self._registry
         )
         self._registry.register(_EngineFigures(engine))
+
+    def observe(self, figures: TurnFigures) -> None:
+        """The agent has said something."""
+        for stage in STAGES:
+            delay_s = figures.delay_s(stage)
+            if delay_s is not None:
+                self.turn_delay.labels(stage).observe(delay_s)
+        self.interruptions.labels("real").inc(figures.interrupted)
+        self.interruptions.labels("false").inc(figures.false_interruptions)
 
     def text(self) -> bytes:
         """The exposition format, UTF-8."""

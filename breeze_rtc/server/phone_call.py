@@ -83,7 +83,12 @@ class Conversation:
         self._sample_rate = desk.engine.sample_rate
         self._sink = MeteredSink(sink, desk.metrics, desk.engine.sample_rate, self._first_packet)
         self._session = AgentSession(
-            desk.callbacks, call=self, voice=desk.engine, ears=desk.ears, activity=desk.activity
+            desk.callbacks,
+            call=self,
+            voice=desk.engine,
+            ears=desk.ears,
+            activity=desk.activity,
+            observe=desk.metrics.observe,
         )
         # When the agent got its turn, until its answer has left.
         self._turn_at: int | None = None

@@ -77,6 +77,8 @@ async def test_a_call_greets_answers_and_says_goodbye(hall: Hall) -> None:
         # Seven words of 0.4 s, in frames of 20 ms.
         assert len(loud) == pytest.approx(7 * 20, abs=10)
         assert hall.engine.reports > 5
+    for stage in ("transcript", "first_text", "first_sound", "first_heard"):
+        assert f'breeze_turn_delay_seconds_count{{to="{stage}"}} 2.0' in hall.server.metrics.text().decode()
 
 
 async def test_the_button_stops_the_speech(hall: Hall) -> None:
