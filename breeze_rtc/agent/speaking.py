@@ -25,7 +25,7 @@ _POLL_S = 0.1
 # A voice may hold a sentence back until the next one begins.  One with no more sound than this before the ear, and no
 # text for as long as that, is given more, up to two and a half times the bound: it may also just be slow.
 _SHORT_LEAD_S, _DRY_VOICE_S, _MOST_BOUNDS = 0.8, 0.3, 2.5
-# One whose every sound was heard so long ago is given more in any case: it may need the whole text.
+# One that has made no sound of its last text for so long is given more in any case: it may need the whole text.
 _SILENT_VOICE_S = 1.0
 _FINALLY_S = 2.0
 
@@ -63,6 +63,8 @@ class SpeechHandle:
         self._captioned_chars = 0
         self._entry: Message | None = None
         self._pushed_at_s = 0.0
+        # How much sound there was then.
+        self._pushed_samples = 0
         # All its text is with the voice; and when its sound last grew, or moved at the ear: see `Mouth._watch`.
         self._has_all_text = False
         self._moved_at_s = 0.0
@@ -268,6 +270,7 @@ class Mouth:
     def _push(self, handle: SpeechHandle, reply: Reply, text: str) -> None:
         handle._transcript.push(text)
         handle._pushed_at_s = _now()
+        handle._pushed_samples = handle._transcript.delivered_samples
         self._call.send({"type": "speech", "stream": reply.stream, "text": text})
         spoken = handle._spoken(text)
         if spoken:
@@ -298,7 +301,8 @@ class Mouth:
                 transcript, waited_s = handle._transcript, _now() - handle._pushed_at_s
                 lead_s = (transcript.delivered_samples - transcript.heard_samples) / self._voice.sample_rate
                 is_short = lead_s < _SHORT_LEAD_S and unheard_s <= _MOST_BOUNDS * self._max_unheard_s
-                if (is_short and waited_s > _DRY_VOICE_S) or (lead_s <= 0 and waited_s > _SILENT_VOICE_S):
+                is_silent = lead_s <= 0 and transcript.delivered_samples == handle._pushed_samples
+                if (is_short and waited_s > _DRY_VOICE_S) or (is_silent and waited_s > _SILENT_VOICE_S):
                     return  # the voice waits for text, not for the listener
             await asyncio.sleep(min(0.25, max(0.02, unheard_s - self._max_unheard_s)))
 
