@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from breeze_rtc.agent.session import AgentSession, Recovery, SpeechHandle, UserTurn
     from breeze_rtc.agent.turns import TurnTaking
+    from breeze_rtc.agent.waiting import Waiting
     from breeze_rtc.runtime.engine import Engine
     from breeze_rtc.server.agent import Agent
 
-__all__ = ["Agent", "AgentSession", "Engine", "Recovery", "SpeechHandle", "TurnTaking", "UserTurn"]
+__all__ = ["Agent", "AgentSession", "Engine", "Recovery", "SpeechHandle", "TurnTaking", "UserTurn", "Waiting"]
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -32,6 +33,7 @@ _HOMES = {
     "SpeechHandle": "breeze_rtc.agent.session",
     "TurnTaking": "breeze_rtc.agent.turns",
     "UserTurn": "breeze_rtc.agent.session",
+    "Waiting": "breeze_rtc.agent.waiting",
 }
 
 

@@ -30,6 +30,7 @@ from .tools import Tool, Tools
 from .transcript import Message
 from .turns import Action, Event, State, TurnTaking, agent_may_speak, turn
 from .vad import Cue, Samples, SpeechGate, VoiceActivity
+from .waiting import Waiting, WaitingSound
 
 __all__ = ["AgentSession", "Call", "Callbacks", "Ears", "Recovery", "SpeechHandle", "UserTurn", "Voice"]
 
@@ -92,6 +93,7 @@ class Callbacks:
     tools: dict[str, Tool] = field(default_factory=dict)
     turn_taking: TurnTaking = field(default_factory=TurnTaking)
     recovery: Recovery = field(default_factory=Recovery)
+    waiting: Waiting | None = None
 
 
 class AgentSession:
@@ -155,6 +157,13 @@ class AgentSession:
         self._reading: asyncio.Task[None] | None = None
         self._doubting: asyncio.Task[None] | None = None
         self._early: _EarlyAnswer | None = None
+        # What fills the silence in which the agent thinks, and how many turns it has.
+        self._passing: asyncio.Task[None] | None = None
+        self._fillers = 0
+        waiting = callbacks.waiting
+        self._waiting_sound = (
+            WaitingSound(call, waiting.sound, voice.sample_rate) if waiting and waiting.sound is not None else None
+        )
 
     # -- what an agent uses
 
@@ -265,14 +274,35 @@ class AgentSession:
                     if self._mouth.is_sounding:
                         self._happen(Event.SPEECH)
                     self._settle_down()
+        self._pass_time()
         name = _STATE_NAMES[self.state]
         if name != self._told_state:
             self._told_state = name
             self._call.send({"type": "state", "state": name})
 
+    def _pass_time(self) -> None:
+        """Fill the silence as long as the agent thinks."""
+        waiting, is_passing = self._callbacks.waiting, self._passing is not None
+        if waiting is None or (self.state is State.THINKING) == is_passing:
+            return
+        if self._passing is None:
+            self._passing = self._spawn(self._fill_silence(waiting))
+        else:
+            self._passing.cancel()
+            self._passing = None
+
+    async def _fill_silence(self, waiting: Waiting) -> None:
+        await asyncio.sleep(waiting.after_s)
+        if waiting.words:
+            words = waiting.words[self._fillers % len(waiting.words)]
+            self._fillers += 1
+            self._mouth.say(texts_of(words)).is_filler = True
+        elif self._waiting_sound is not None:
+            await self._waiting_sound.play()
+
     def _begins(self, handle: SpeechHandle) -> None:
         """A speech has its first words and the floor."""
-        if self._unanswered is not None:
+        if self._unanswered is not None and not handle.is_filler:
             handle.timeline.user_ended_s, handle.timeline.transcript_s = self._unanswered
             self._unanswered = None
         self._happen(Event.SPEECH)

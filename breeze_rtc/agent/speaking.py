@@ -49,6 +49,8 @@ class SpeechHandle:
         """Whether the user's voice, text and Stop button cut it off."""
         self.timeline = Timeline()
         """When what became of it."""
+        self.is_filler = False
+        """It only fills a silence until the answer is there."""
         self.false_interruptions = 0
         """Times that a sound which was no speech held it."""
         self._transcript = Transcript(sample_rate)
@@ -226,6 +228,8 @@ class Mouth:
                 first = await _first_text(texts)
                 if first:
                     handle.timeline.first_text_s = _now()
+                    if not handle.is_filler:
+                        self._drop_silent_fillers()
                     async with self._turn:
                         await self._room()
                         await self._floor.wait()
@@ -410,11 +414,19 @@ class Mouth:
         for handle in tuple(self._cut):
             await handle._done.wait()
 
+    def _drop_silent_fillers(self) -> None:
+        for filler in [handle for handle in self.speeches if handle.is_filler]:
+            if filler.timeline.first_sound_s is None:
+                self.drop(filler)
+
     def drop(self, handle: SpeechHandle) -> None:
         """Take back what has not made a sound: it leaves no trace."""
-        assert handle._reply is None, "it has been heard of"
         self.speeches.remove(handle)
         handle.interrupted = True
+        if handle._reply is not None:
+            handle._reply.cancel()
+            self._call.sink.clear(handle._reply.stream)
+            self._tell_end(handle)
         if handle._task is not None:
             handle._task.cancel()
         self._is_over(handle)

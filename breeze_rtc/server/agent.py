@@ -12,6 +12,7 @@ from breeze_rtc.agent.session import Callbacks, OnDtmf, OnEnter, OnInterrupted, 
 from breeze_rtc.agent.text import SpokenText, TextFilter
 from breeze_rtc.agent.tools import Tool, ToolFunction
 from breeze_rtc.agent.turns import TurnTaking
+from breeze_rtc.agent.waiting import Waiting
 from breeze_rtc.server import app as door
 from breeze_rtc.server.app import VoiceServer
 
@@ -40,16 +41,19 @@ class Agent:
         *,
         turn_taking: TurnTaking | None = None,
         recovery: Recovery | None = None,
+        waiting: Waiting | None = None,
         text_filter: Callable[[], TextFilter] | None = SpokenText,
     ) -> None:
         """voice: a name the model knows; its first by default.  turn_taking: when the agent holds its breath, is
-        interrupted, and answers.  recovery: what the caller hears when something fails.  text_filter: makes what reads
-        markup, emoji and links out (`agent.text`), one for each speech; None: text is spoken as it is."""
+        interrupted, and answers.  recovery: what the caller hears when something fails.  waiting: what fills a long
+        silence before an answer.  text_filter: makes what reads markup, emoji and links out (`agent.text`), one for
+        each speech; None: text is spoken as it is."""
         self.callbacks = Callbacks(
             voice=voice,
             text_filter=text_filter,
             turn_taking=turn_taking or TurnTaking(),
             recovery=recovery or Recovery(),
+            waiting=waiting,
         )
 
     def on_enter(self, callback: OnEnter) -> OnEnter:
