@@ -187,6 +187,39 @@ async def test_a_caller_is_heard_from_the_first_packet_while_the_model_is_cold(t
         assert file.getnframes() / file.getframerate() > spoken_s - 0.5
 
 
+async def test_a_sound_without_words_holds_the_speech_and_loses_nothing_of_it() -> None:
+    """A hum over the agent, through the real voice activity model: the page is silenced and nothing is cancelled; the
+    speech goes on at the packet that was not heard, so every sample is heard, and at most one packet twice."""
+    hum = spoken("aaaaaah", rate=48_000)
+    sound = np.concatenate([np.zeros(3 * 48_000), hum, np.zeros(8 * 48_000)])
+    words = 15
+
+    class Ears:
+        async def transcribe(self, samples: np.ndarray) -> str:
+            return ""
+
+    async def enter_long(session: AgentSession) -> AsyncGenerator[str, None]:
+        yield " ".join(["word"] * words)
+
+    async with serving(Callbacks(on_enter=enter_long)) as hall:
+        hall.server._listener = Ears()  # type: ignore[assignment]
+        async with hall.page(microphone=Microphone((sound * 32_767 * 0.8).astype(np.int16))) as page:
+            await page.call()
+            end = await page.one("speech_end")
+            assert (end["interrupted"], end["chars"]) == (False, 5 * words - 1)
+            assert len(page.all("flush")) == 1
+            assert len(hall.engine.speeches) == 1
+            loud = [np.abs(heard.pcm.astype(int)).max() > 3_000 for heard in page.listener.heard]
+            # Frames of 20 ms that sounded; those that had left when the page fell silent are here too, and come again.
+            assert words * 20 - 4 <= sum(loud) <= words * 20 + 30
+            first, last = loud.index(True), len(loud) - loud[::-1].index(True)
+            assert last - first - sum(loud) > 10
+        hall.server._listener = None
+        await hall.is_free()
+        assert 'breeze_interruptions_total{kind="false"} 1.0' in hall.server.metrics.text().decode()
+        assert "breeze_gaps_total 0.0" in hall.server.metrics.text().decode()
+
+
 async def test_bad_messages_are_answered_and_the_call_goes_on(hall: Hall) -> None:
     """Each has an error code; none ends the call, and the next turn is spoken."""
     bad: list[tuple[str | bytes, str]] = [
