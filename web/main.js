@@ -11,6 +11,7 @@ const SOURCES = {
   context: "measured, device as the browser says",
   none: "measured, device guessed",
   held: "last measurement, held",
+  rtcp: "estimated from network reports",
   rtcp: "estimated from the sound's arrival",
   estimate: "estimated",
 };
@@ -31,6 +32,7 @@ let call = null;
 let speeches = new Map(); // stream -> AgentTurn
 let userTurn = null; // the turn whose words are still being recognised
 let isConnected = false;
+let isPathUp = true; // false while sound packets do not get through
 
 // ---- the transcript ------------------------------------------------------------------------------------------------
 
@@ -198,10 +200,22 @@ function paragraph(className, text) {
 
 function setState(state) {
   element("state").dataset.state = state;
-  element("state-word").textContent =
-    state === "listening" && call && !call.hasMicrophone ? "Your turn" : STATE_WORDS[state];
+  showState();
   element("interrupt").disabled = state !== "speaking" && state !== "thinking";
   plots.setSpeaking(state === "speaking");
+}
+
+function setPath(isUp) {
+  isPathUp = isUp;
+  element("state").dataset.path = isUp ? "up" : "down";
+  showState();
+}
+
+function showState() {
+  const { state } = element("state").dataset;
+  const isTyping = call && !call.hasMicrophone;
+  const word = state === "listening" && isTyping ? "Your turn" : STATE_WORDS[state];
+  element("state-word").textContent = isPathUp || state === "ended" ? word : "Reconnecting…";
 }
 
 /** @param {boolean} wantsMicrophone */
@@ -237,7 +251,7 @@ function start(wantsMicrophone) {
           { step: "sound", message: "The browser keeps this page silent until you press a button." },
           { name: "Play the sound", press: () => mine.unblock() },
         ),
-      path: (isUp) => element("state").classList.toggle("unsteady", !isUp),
+      path: setPath,
       ended: (error) => ended(mine, error),
       level: showLevels,
       hello: showHello,
@@ -256,6 +270,7 @@ function start(wantsMicrophone) {
     },
   });
   call = mine;
+  setPath(true);
   setState("connecting");
   plots.start();
   mine.start().then(() => {
@@ -309,6 +324,7 @@ function showStats(stats) {
   element("stop-time").textContent = ms(stats.stop_ms);
   element("path").textContent = ms(path);
   element("gap-count").textContent = `${gaps}`;
+  element("position").classList.toggle("unsure", ["held", "rtcp", "estimate"].includes(source));
   element("position").textContent = path === null ? "–" : `${SOURCES[source] ?? source}${error === null ? "" : `, ± ${ms(error)}`}`;
   element("lead-value").textContent = ms(lead);
   element("slack-value").textContent = ms(slack);
@@ -405,6 +421,18 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     element("text").focus();
   }
+});
+
+// A headset's button, a phone call, or the system may pause the sound; the agent waits, and so a person must know.
+element("audio").addEventListener("pause", () => {
+  if (!isConnected) return;
+  notify(
+    { step: "sound", message: "The sound is paused, so the agent waits." },
+    { name: "Play the sound", press: () => call?.unblock() },
+  );
+});
+element("audio").addEventListener("playing", () => {
+  for (const card of element("notices").querySelectorAll('[data-step="sound"]')) card.remove();
 });
 
 document.addEventListener("freeze", () => call?.playback?.setFrozen(true));

@@ -361,8 +361,14 @@ export class Playback {
     this.#source = { rtp: newest.rtpTimestamp, atMs: toPageMs(newest.timestamp, nowMs) };
     this.#pulls.add(this.#source.rtp, this.#source.atMs);
     const isStalled = nowMs - this.#source.atMs > STALE_MS;
-    if (isFirst || (isStalled !== this.#isStalled && this.#isSpeaking)) this.#reportDueMs = 0;
-    this.#isStalled = isStalled;
+    if (isStalled !== this.#isStalled) {
+      this.#isStalled = isStalled;
+      // What is missing is made up, and what comes late is squeezed in afterwards.
+      this.#stretchedAtMs = nowMs;
+      this.#statsDueMs = 0;
+      if (this.#isSpeaking) this.#reportDueMs = 0;
+    }
+    if (isFirst) this.#reportDueMs = 0;
     if (isFirst) {
       this.#setPace();
       this.#statsDueMs = 0;

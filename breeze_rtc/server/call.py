@@ -54,9 +54,9 @@ MAX_MESSAGES_PER_S = 200
 FIRST_REPORT_S = 3.0
 QUIET_PEER_S = 0.5
 """How long speech waits for the first word of a page's player, and how long for a player that will say nothing."""
-NETWORK_CODES = frozenset({1005, 1006, 1011, 1015})
+NETWORK_CODES = frozenset({1001, 1005, 1006, 1011, 1015})
 """Codes of RFC 6455 section 7.4 with which a socket closes that nobody meant to close (uvicorn says 1005 where the
-connection broke).  A page that is closed or left says 1001, ours says 1000."""
+connection broke).  1001 is what Chromium says for a page that it had frozen; one that is left says goodbye first."""
 TAKEN_OVER = 4000
 """The code with which a socket is closed when its page has come back on another."""
 _STATS_S = 0.2

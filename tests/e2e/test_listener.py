@@ -46,8 +46,10 @@ def test_sound_that_nobody_hears_is_known(server: str, quiet_browser: Browser, t
             before = visitor.heard(story)
             visitor.pause(0.3)
             assert visitor.heard(story) <= before + 6, off  # one word
+            assert ("The sound is paused" in " ".join(visitor.notices())) == ("pause" in off)
             visitor.page.evaluate(f"void ({on})")
             visitor.until(lambda: plays(trace, story), f"the server knows of {on}", limit_s=1.5)
+            assert visitor.notices() == []
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def test_a_hidden_tab_keeps_its_pace(server: str, window: ChromiumWindow) -> Non
 
 
 def test_a_frozen_page_has_said_so(server: str, window: ChromiumWindow, trace: Path) -> None:
-    """The last thing it says before its scripts stop is that nothing is heard; nothing more is counted as heard."""
+    """The last thing it says before its scripts stop is that nothing is heard; awake again, it hears the rest."""
     tab = window.tab()
     visitor = RemoteVisitor(tab, server)
     visitor.press("start-typing")
@@ -91,4 +93,11 @@ def test_a_frozen_page_has_said_so(server: str, window: ChromiumWindow, trace: P
     tab.call("Page.setWebLifecycleState", state="frozen")
     time.sleep(0.5)
     assert not plays(trace, story)
+    # A browser closes the sockets of a frozen page, so the call comes back on another.
     tab.call("Page.setWebLifecycleState", state="active")
+    visitor.listen()
+    heard = visitor.heard(story)
+    visitor.until(lambda: visitor.heard(story) > heard + 20, "the story goes on")
+    steps = [message["chars"] for message in visitor.got("heard", stream=story)]
+    assert steps == sorted(steps)
+    assert (visitor.faults, visitor.notices()) == ([], [])
