@@ -468,7 +468,8 @@ export class Call {
         if (message.id === this.#offerId) this.#addCandidate(message.candidate);
         return undefined;
       case "reconnect":
-        return this.#isUp ? this.#goBack("peer") : undefined;
+        // It may speak of a connection that has been replaced meanwhile.
+        return this.#isUp && message.id === this.#offerId ? this.#goBack("peer") : undefined;
       case "pong":
         return this.playback?.pong(message);
       case "speech":

@@ -51,6 +51,8 @@ MAX_UNSENT = 500
 MAX_REFUSED = 50
 """Messages against the rules before the call is closed."""
 MAX_MESSAGES_PER_S = 200
+OFFER_PAUSE_S = 0.3
+"""Between two offers of a page; each costs several milliseconds."""
 FIRST_REPORT_S = 3.0
 QUIET_PEER_S = 0.5
 """How long speech waits for the first word of a page's player, and how long for a player that will say nothing."""
@@ -152,6 +154,7 @@ class PageCall:
         self._end_code = 1000
         self._end_reason = "the page left"
         self._has_offer = False
+        self._offered_at: int | None = None
         self._last_word_at = self._ice_told_at = self._clock.now()
         self._group: asyncio.TaskGroup | None = None
         self._is_held = asyncio.Event()
@@ -324,13 +327,13 @@ class PageCall:
         await self._session.run()
         self.end(1000, "the agent ended the call")
 
-    def _on_path(self, is_up: bool) -> None:
+    def _on_path(self, is_up: bool, offer: int) -> None:
         if is_up:
             self._metrics.reconnections.labels("path").inc()
         else:
             if self._ice_renewal_s is not None:
                 self._put(signaling.ice(self.ice_servers()))
-            self._put(signaling.reconnect())
+            self._put(signaling.reconnect(offer))
 
     # -- the socket
 
@@ -398,6 +401,10 @@ class PageCall:
     def _act(self, message: signaling.Message | None) -> None:
         match message:
             case signaling.Offer():
+                now = self._clock.now()
+                if self._offered_at is not None and now - self._offered_at < OFFER_PAUSE_S * SECOND:
+                    raise PeerError("offer_too_soon", "an offer came right after another", "Wait for its answer.")
+                self._offered_at = now
                 self._spawn(self._answer(message))
             case signaling.Candidate():
                 self._spawn(self._add_candidate(message))

@@ -95,7 +95,8 @@ class Peer:
         self._microphone_packets = 0
         self._asked = 0
         self._has_answered = False
-        self._offer_id = 0
+        self.offer_id = 0
+        """Of the offer it answers."""
         # Never without a list of servers: aiortc would ask a public STUN server, and wait for it.
         self.connection = RTCPeerConnection(
             RTCConfiguration(
@@ -127,7 +128,7 @@ class Peer:
 
     async def answer(self, offer: signaling.Offer) -> str:
         """The SDP to send back.  Raises `PeerError` for an offer that cannot be answered; `close` it then."""
-        self._offer_id = offer.id
+        self.offer_id = offer.id
         try:
             await self.connection.setRemoteDescription(RTCSessionDescription(sdp=offer.sdp, type="offer"))
             await self._gather()
@@ -149,7 +150,7 @@ class Peer:
         """One more address of the peer.  What cannot be used is ignored, as ICE does."""
         ice = self.transceiver.receiver.transport.transport
         is_enough = len(ice.getRemoteCandidates()) >= signaling.MAX_CANDIDATES
-        if self._closing is not None or candidate.id != self._offer_id or not candidate.line or is_enough:
+        if self._closing is not None or candidate.id != self.offer_id or not candidate.line or is_enough:
             return
         try:
             parsed = candidate_from_sdp(candidate.line.removeprefix("candidate:"))
@@ -317,7 +318,7 @@ class Peer:
     def _tell(self, candidate: aioice.Candidate) -> None:
         self._ice._local_candidates.append(candidate)
         if self._has_answered and self._closing is None:
-            self._on_candidate(f"candidate:{candidate.to_sdp()}", self._offer_id)
+            self._on_candidate(f"candidate:{candidate.to_sdp()}", self.offer_id)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine)

@@ -436,9 +436,9 @@ def candidate(line: str, offer: int) -> str:
     return _message("candidate", candidate=line, id=offer)
 
 
-def reconnect() -> str:
-    """Nobody seems to be at your end of the connection: make a new offer."""
-    return _message("reconnect")
+def reconnect(offer: int) -> str:
+    """Nobody seems to be at your end of the connection that began with this offer: make another."""
+    return _message("reconnect", id=offer)
 
 
 def pong(ping: Ping, now: int) -> str:

@@ -83,7 +83,7 @@ class WebRtcCall:
         relay_only: bool = False,
         can_return: bool = False,
         on_report: Callable[[PlaybackReport], None] = lambda report: None,
-        on_path: Callable[[bool], None] = lambda is_up: None,
+        on_path: Callable[[bool, int], None] = lambda is_up, offer: None,
         on_candidate: Callable[[str, int], None] = lambda candidate, offer: None,
         pacer: Pacer | None = None,
         sample_rate: int = 24_000,
@@ -97,7 +97,8 @@ class WebRtcCall:
         ice_servers: asked anew for each connection, for credentials expire.
         relay_only: send and receive through the TURN server only.
         can_return: whether the listener can make another offer when its connection has ended: the call waits for it.
-        on_path: told when nobody is at the other end any more, and when somebody is again.
+        on_path: told when nobody is at the other end any more, and when somebody is again; and the id of the offer
+            that the connection began with.
         on_candidate: told an address of ours that was found after the answer, and the offer's id.
         on_report: called on the loop with the position of each stream that is not heard in full yet: whenever the page
             reports, and four times a second in between.
@@ -368,7 +369,7 @@ class WebRtcCall:
         else:
             self._begin_close(reason)
 
-    def _lose(self, heard_until: int) -> None:
+    def _lose(self, heard_until: int, *, is_news: bool = True) -> None:
         """Nobody is at the other end any more; the last that can have been heard left at `heard_until`."""
         if self._gone_at is not None:
             return
@@ -379,7 +380,8 @@ class WebRtcCall:
         self._gone_at = now
         self._follow(now)
         self._tell(now)
-        self._on_path(False)
+        if is_news:
+            self._on_path(False, self._peer.offer_id)
 
     def _regain(self) -> None:
         """Somebody is there (again)."""
@@ -389,12 +391,12 @@ class WebRtcCall:
             self.sink.rewind(self._gone_ticks)
         self._gone_at = self._gone_ticks = None
         self._follow(self._clock.now())
-        self._on_path(True)
+        self._on_path(True, self._peer.offer_id)
 
     def _go_over_to(self, peer: Peer, heard_rtp: int | None) -> None:
         """From now on `peer` is the call's connection; it will be up in a moment."""
         now = self._clock.now()
-        self._lose(now)
+        self._lose(now, is_news=False)  # The page knows: it is its own doing.
         old, self._peer = self._peer, peer
         old.sender.stop()
         self._spawn(old.close())

@@ -201,4 +201,6 @@ def test_speech_goes_on_where_the_ear_was(quiet_browser: Browser, loop: asyncio.
         assert not visitor.ends(answer[0])["interrupted"]
         assert visitor.notices() == []
         assert len(hall.server._calls) == 1
+        # One more was enough; a busy machine may have looked dead once more, and no storm follows.
+        assert len(network.udp) <= 4
         assert len(hall.engine.speeches) == (2 if dead == "path" else 3)

@@ -266,7 +266,6 @@ async def test_a_second_offer_takes_the_call_to_another_connection(hall: Hall) -
         # The new listener heard what the old one had not: ten words of 0.4 s in all, a third of them before.
         loud = sum(np.abs(frame.pcm.astype(int)).max() > 3_000 for frame in page.listener.heard)
         assert 3 * 20 < loud < 9 * 20, loud
-        assert page.all("stats")[-1]["gaps"] == 0
         await page.type("still there")
         assert not (await said(page, "you said still there"))["interrupted"]
 

@@ -297,7 +297,7 @@ def test_what_the_server_says_is_what_the_protocol_names() -> None:
         signaling.ice([server]),
         signaling.answer("v=0", 2),
         signaling.candidate("candidate:1", 2),
-        signaling.reconnect(),
+        signaling.reconnect(2),
         signaling.pong(Ping(4, 2.5), now=1_500_000),
         signaling.speech(3, "gr\u00fc\u00df"),
         signaling.heard(3, 2),

@@ -516,7 +516,7 @@ class Path:
 async def over_a_path(**options: Any) -> AsyncIterator[tuple[Conversation, Path, list[tuple[bool, int]]]]:
     """A conversation over a path, and when that was seen to go and to come."""
     seen: list[tuple[bool, int]] = []
-    talk = Conversation(on_path=lambda is_up: seen.append((is_up, clock.now())), **options)
+    talk = Conversation(on_path=lambda is_up, offer: seen.append((is_up, clock.now())), **options)
     path = Path(talk)
     await path.connect(talk.listener)
     talk.listener.start_reports(talk.call.report)
