@@ -484,8 +484,13 @@ def show(
 
 @app.command()
 def doctor(
+    *,
     port: Port = 8000,
     model: Model = "nano",
+    ice_server: IceUrl = None,
+    ice_user: IceUser = None,
+    ice_credential_env: IceKey = "BREEZE_ICE_CREDENTIAL",
+    turn_secret_env: TurnSecret = None,
 ) -> None:
     """Look at this machine: what works, and what to do about the rest."""
     from breeze_rtc.server import doctor as checks
@@ -493,7 +498,8 @@ def doctor(
     table = Table(show_header=True, header_style="bold")
     for name in ("", "part", "found", "what to do"):
         table.add_column(name, overflow="fold")
-    findings = checks.look(model=model, port=port)
+    ice = _ice_servers(ice_server or [], ice_user, ice_credential_env, turn_secret_env)
+    findings = checks.look(model=model, port=port, ice=ice)
     for finding in findings:
         mark = "[green]ok[/]" if finding.works else "[yellow]optional[/]" if finding.is_optional else "[red]no[/]"
         table.add_row(mark, finding.part, escape(finding.found), escape(finding.fix))

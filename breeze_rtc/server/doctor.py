@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import socket
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 
 import numpy as np
 
 from breeze_rtc.errors import BreezeError
+from breeze_rtc.transport.ice import IceServers, address_from
+from breeze_rtc.transport.signaling import IceServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +32,9 @@ class Finding:
     is_optional: bool = False
 
 
-def look(*, model: str, port: int) -> list[Finding]:
+def look(*, model: str, port: int, ice: IceServers | None = None) -> list[Finding]:
     """All parts, in the order they are needed.  A check that raises is a finding, not an error."""
+    servers = ice.servers() if ice is not None else ()
     checks: tuple[tuple[str, Callable[[], Finding]], ...] = (
         ("Python", _python),
         ("torch", _torch),
@@ -40,6 +46,7 @@ def look(*, model: str, port: int) -> list[Finding]:
         ("page", _page),
         (f"port {port}", lambda: _port(port)),
         ("network", _network),
+        *((server.urls[0], partial(_ice_server, server)) for server in servers),
     )
     findings = []
     for part, check in checks:
@@ -133,3 +140,22 @@ def _network() -> Finding:
     names = [name for _, name in socket.if_nameindex() if name != "lo"]
     found = f"UDP works; interfaces: {', '.join(names) or 'loopback only'}"
     return Finding("network", works, found, "" if names else "Calls work from this machine only.")
+
+
+def _ice_server(server: IceServer) -> Finding:
+    """What a STUN or TURN server says to us, with the credentials that calls would get."""
+    began_at = time.monotonic()
+    address = asyncio.run(address_from(server))
+    took_ms = (time.monotonic() - began_at) * 1000
+    is_turn = server.urls[0].startswith("turn")
+    if address is not None:
+        return Finding(
+            server.urls[0], True, f"{'relays from' if is_turn else 'sees us at'} {address}, {took_ms:.0f} ms"
+        )
+    fix = "Is it up, and does UDP get there?"
+    return Finding(
+        server.urls[0],
+        False,
+        "no answer",
+        f"{fix} Or it refuses these credentials: its log says so." if is_turn else fix,
+    )

@@ -14,12 +14,14 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aiortc.rtcicetransport import parse_stun_turn_uri
+import aioice
+from aiortc import RTCIceServer
+from aiortc.rtcicetransport import connection_kwargs, parse_stun_turn_uri
 
 from breeze_rtc.clock import SECOND, Clock, MonotonicClock, wall_offset_ns
 from breeze_rtc.transport.signaling import IceServer
 
-__all__ = ["IceServers", "parse_stun_turn_uri"]
+__all__ = ["IceServers", "address_from", "parse_stun_turn_uri"]
 
 LIFE_S = 3600.0
 
@@ -60,3 +62,16 @@ class IceServers:
     def credential(secret: str, user: str) -> str:
         """The password that belongs to a user's name."""
         return base64.b64encode(hmac.new(secret.encode(), user.encode(), hashlib.sha1).digest()).decode()
+
+
+async def address_from(server: IceServer) -> str | None:
+    """The address that a STUN server sees us at, or that a TURN server relays from; None where it does not say, within
+    five seconds."""
+    known = RTCIceServer(urls=list(server.urls), username=server.username, credential=server.credential)
+    connection = aioice.Connection(ice_controlling=False, **connection_kwargs([known]))
+    try:
+        await connection.gather_candidates()
+        found = (c for c in connection.local_candidates if c.type in {"srflx", "relay"})
+        return next((f"{candidate.host}:{candidate.port}" for candidate in found), None)
+    finally:
+        await connection.close()

@@ -23,6 +23,7 @@ from turn_server import SECRET, coturn, own_address
 
 from breeze_rtc.clock import MS, SECOND
 from breeze_rtc.errors import PeerError
+from breeze_rtc.server import doctor
 from breeze_rtc.transport.ice import IceServers
 from breeze_rtc.transport.signaling import Candidate, IceServer
 from breeze_rtc.transport.webrtc import WebRtcCall
@@ -192,6 +193,17 @@ async def test_a_relay_that_comes_late_still_makes_the_path(turn: str, monkeypat
     await until_heard(listener)
     await call.close()
     await listener.close()
+
+
+@pytest.mark.parametrize("secret", [SECRET, "south"])
+def test_the_doctor_asks_the_servers(turn: str, secret: str) -> None:
+    """Before the first caller does: who answers, and with which address; and who refuses the credentials."""
+    known = (IceServer((turn,)), IceServer((turn.replace("turn:", "stun:").split("?")[0],)))
+    relay, seen = (doctor._ice_server(server) for server in IceServers(known, secret).servers())
+    assert seen.works
+    assert f"sees us at {own_address()}:" in seen.found
+    assert relay.works is (secret == SECRET)
+    assert "credentials" in relay.fix if secret != SECRET else f"relays from {own_address()}:" in relay.found
 
 
 async def test_closing_does_not_wait_for_a_dead_server() -> None:
