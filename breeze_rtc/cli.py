@@ -74,6 +74,12 @@ TwilioToken = Annotated[
     str, typer.Option(help="The environment variable that holds Twilio's auth token; with it, signatures are checked.")
 ]
 AudioSocketPort = Annotated[int | None, typer.Option(min=1, max=65535, help="Answer Asterisk's AudioSocket here too.")]
+SipAddress = Annotated[
+    str | None,
+    typer.Option("--sip", help="Answer SIP calls at HOST:PORT too, e.g. 0.0.0.0:5060; needs the extra 'sip'."),
+]
+SipAccount = Annotated[str | None, typer.Option(help="Register there: sip:NAME@HOST.")]
+SipPassword = Annotated[str, typer.Option(help="The environment variable that holds the account's password.")]
 Listen = Annotated[bool, typer.Option("--listen/--no-listen", help="Turn the microphone into text.")]
 Ears = Annotated[str, typer.Option("--recogniser", help="moonshine, whisper:MODEL, or an OpenAI-compatible endpoint.")]
 EarsModel = Annotated[str, typer.Option("--recogniser-model", help="The model's name at that endpoint.")]
@@ -115,6 +121,9 @@ def demo(
         phone_key_env="",
         twilio_token_env="",
         audiosocket_port=None,
+        sip=None,
+        sip_account=None,
+        sip_password_env="",
         ice_server=None,
         ice_user=None,
         ice_credential_env="",
@@ -153,6 +162,9 @@ def serve(
     phone_key_env: PhoneKey = "BREEZE_PHONE_KEY",
     twilio_token_env: TwilioToken = "TWILIO_AUTH_TOKEN",
     audiosocket_port: AudioSocketPort = None,
+    sip: SipAddress = None,
+    sip_account: SipAccount = None,
+    sip_password_env: SipPassword = "BREEZE_SIP_PASSWORD",
     listen: Listen = True,
     recogniser: Ears = "moonshine",
     recogniser_model: EarsModel = "whisper-1",
@@ -190,6 +202,9 @@ def _serve(
     phone_key_env: str,
     twilio_token_env: str,
     audiosocket_port: int | None,
+    sip: str | None,
+    sip_account: str | None,
+    sip_password_env: str,
     listen: bool,
     recogniser: str,
     recogniser_model: str,
@@ -200,8 +215,13 @@ def _serve(
     from breeze_rtc.agent import llm, parrot, transcription
     from breeze_rtc.server import app as door
     from breeze_rtc.server.phone import Phone
+    from breeze_rtc.server.sip import Sip
 
     _log(verbose)
+    if sip is None and sip_account is not None:
+        raise BadRequest("--sip-account goes with --sip HOST:PORT, where calls come in")
+    if sip is not None and not sip.rpartition(":")[2].isdecimal():
+        raise BadRequest(f"--sip {sip!r} is no HOST:PORT")
     if not phone and (phone_url is not None or audiosocket_port is not None):
         raise BadRequest("--phone-url and --audiosocket-port go with --phone")
     if (llm_base_url is None) != (llm_model is None):
@@ -225,21 +245,24 @@ def _serve(
             used_port = address.getsockname()[1]
             url = _url(host, used_port)
             telephone: Phone | None = None
-            if phone:
+            if phone or sip is not None:
                 key = os.environ.get(phone_key_env)
                 telephone = Phone(
                     phone_url or url,
                     **({"key": key} if key else {}),
                     twilio_token=os.environ.get(twilio_token_env),
                     audio_socket=(host, audiosocket_port) if audiosocket_port is not None else None,
+                    sip=Sip(sip, sip_account, os.environ.get(sip_password_env, "")) if sip is not None else None,
                 )
 
             def ready(server: door.VoiceServer) -> None:
                 out.print(f"Talk to the agent at {url}", style="bold")
                 if server.listen_fix:
                     out.print(f"{server.listen_fix.rstrip('.')}; until then, type.", markup=False)
-                if telephone is not None:
+                if telephone is not None and phone:
                     out.print(telephone.instructions(used_port), markup=False)
+                elif telephone is not None and telephone.sip is not None:
+                    out.print(f"By telephone, {telephone.sip.instructions()}", markup=False)
                 out.print("Press Ctrl-C to stop.")
                 on_url(url)
 

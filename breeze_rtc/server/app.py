@@ -52,6 +52,7 @@ from breeze_rtc.server.http_error import HttpError, errors_as_json, http_error
 from breeze_rtc.server.metrics import Metrics
 from breeze_rtc.server.phone import Phone, PhoneDoor
 from breeze_rtc.server.phone_call import AudioSocketCall, CarrierCall, Desk
+from breeze_rtc.server.sip import answering
 from breeze_rtc.server.whep import WhepDoor
 from breeze_rtc.transport.carrier import Carrier
 from breeze_rtc.transport.ice import IceServers
@@ -120,6 +121,7 @@ class VoiceServer:
         self._whep = WhepDoor(self._make_call, self._hold, self._is_own_page, self._allowed_origins)
         self._phone = PhoneDoor(phone, self.phone_call) if phone is not None else None
         self._audio_socket = phone.audio_socket if phone is not None else None
+        self._sip = (phone.sip, phone.path("sip")) if phone is not None and phone.sip is not None else None
         self._return_s = return_s
         self._on_ready = on_ready
         self._clock = clock or MonotonicClock()
@@ -169,6 +171,18 @@ class VoiceServer:
             return await asyncio.start_server(self.audio_socket, host, port)
         except OSError as error:
             raise BadRequest(f"cannot answer AudioSocket at {host}:{port}: {error.strerror}") from error
+
+    @asynccontextmanager
+    async def answering_sip(self, address: socket.socket) -> AsyncIterator[None]:
+        """Bring SIP calls, if they are wanted, to the HTTP server at `address`."""
+        if self._sip is None:
+            yield
+            return
+        sip, path = self._sip
+        host, port = address.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        async with answering(sip, f"ws://{f'[{host}]' if ':' in host else host}:{port}{path}"):
+            yield
 
     def _open_ears(self) -> None:
         if not self._listens:
@@ -612,7 +626,7 @@ def http_server(server: VoiceServer) -> uvicorn.Server:
 
 async def serve(server: VoiceServer, address: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM.  Raises what keeps the engine from starting."""
-    async with server.lifespan():
+    async with server.lifespan(), server.answering_sip(address):
         await http_server(server).serve(sockets=[address])
 
 

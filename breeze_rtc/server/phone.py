@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from breeze_rtc.errors import MissingExtra
+from breeze_rtc.server.sip import Sip
 from breeze_rtc.transport.carrier import CARRIERS, Carrier
 
 MAX_FORM_BYTES = 64 * 1024
@@ -32,13 +33,14 @@ class Phone:
 
     public_url: how carriers reach this server, such as https://agent.example.org.  twilio_token: the account's auth
     token, to check signatures with.  audio_socket: (host, port) to answer Asterisk's AudioSocket at; whoever reaches
-    it may call.
+    it may call.  sip: answer SIP calls too, by a program of its own.
     """
 
     public_url: str
     key: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     twilio_token: str | None = None
     audio_socket: tuple[str, int] | None = None
+    sip: Sip | None = None
 
     def path(self, carrier: str) -> str:
         return f"/phone/{self.key}/{carrier}"
@@ -84,6 +86,8 @@ class Phone:
         if self.audio_socket is not None:
             host, audio_socket_port = self.audio_socket
             lines.append(f"            or AudioSocket(UUID,{host}:{audio_socket_port}) in the dialplan, UUID being any")
+        if self.sip is not None:
+            lines.append(f"  SIP       {self.sip.instructions()}")
         if not url.startswith("https://"):
             lines.append(
                 f"Carriers come by https only: put a proxy before port {port}, and give its address with --phone-url."

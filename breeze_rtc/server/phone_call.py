@@ -41,6 +41,9 @@ SEND_S = 5.0
 MAX_MESSAGES_PER_S = 400
 MAX_REFUSED = 50
 MAX_FLUSH_S = 0.5
+LAST_WORD_S = 0.2
+"""Before hanging up, beyond the moment at which all was heard by our reckoning: a telephone throws away what it still
+holds, and a softphone held 60 ms more than was reckoned with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,7 @@ class Conversation:
         self._turn_at = self._clock.now()
         self._session.metadata = metadata
         await self._session.run()
+        await asyncio.sleep(LAST_WORD_S)
         self.end("the agent ended the call")
 
     def press(self, digit: str) -> None:

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from breeze_rtc.clock import MS, Clock, samples_to_ns
+from breeze_rtc.clock import Clock, samples_to_ns
 from breeze_rtc.errors import PeerError
 from breeze_rtc.media import rtp
 from breeze_rtc.media.libopus import Decoder
@@ -24,6 +24,7 @@ from breeze_rtc.media.line_codec import LineCodec
 from breeze_rtc.media.opus import LOOK_AHEAD_48K
 from breeze_rtc.playback import PlaybackReport
 from breeze_rtc.transport.caller import CallerVoice
+from breeze_rtc.transport.far_buffer import LINE_DELAY_NS
 from breeze_rtc.transport.pacer import Pacer
 from breeze_rtc.transport.playout import Playout
 
@@ -34,8 +35,6 @@ SOUND = {
         range(0x10, 0x19), (8_000, 12_000, 16_000, 24_000, 32_000, 44_100, 48_000, 96_000, 192_000), strict=True
     )
 }
-LINE_DELAY_NS = 80 * MS
-"""From Asterisk to the ear: a telephone's jitter buffer and line.  No message tells it."""
 MAX_UNSENT_BYTES = 16_000
 """A second of sound that the socket has not taken: the other end is dead."""
 

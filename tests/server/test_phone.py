@@ -98,7 +98,7 @@ async def test_a_barge_in_silences_the_telephone_and_keeps_what_was_heard() -> N
             await until(lambda: bool(line.clears))
             await until(lambda: bool(agent.cut))
             (speech,) = agent.cut
-            # The line's own 80 ms to the ear are not in this carrier: it hears that much more than the text has.
+            # The line's own delay to the ear are not in this carrier: it hears that much more than the text has.
             heard_s = line.speech_s
             assert len(line.heard_is_speech) >= line.clears[0]
             assert not any(line.heard_is_speech[line.clears[0] :])
