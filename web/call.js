@@ -10,7 +10,7 @@ import { Playback } from "./playback.js";
 
 const SERVER_LIMIT_MS = 6000;
 const ANSWER_LIMIT_MS = 8000;
-const NETWORK_LIMIT_MS = 10_000;
+const NETWORK_LIMIT_MS = 8000; // what is wrong is named within ten seconds of the click
 const SOUND_LIMIT_MS = 6000;
 const COMPLAINT_MS = 2000;
 const LOOK_MS = 250;
