@@ -26,7 +26,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -42,6 +42,7 @@ from breeze_rtc.errors import (
     StepFailed,
     UnknownVoice,
 )
+from breeze_rtc.media.opus import PACKET_MS
 from breeze_rtc.playback import PlaybackReport, SpeechPacket, TextMark
 from breeze_rtc.runtime.messages import (
     Cancel,
@@ -62,8 +63,9 @@ from breeze_rtc.runtime.messages import (
     Text,
     encode,
 )
+from breeze_rtc.runtime.sentences import piece_end
 from breeze_rtc.scheduling.policy import Policy
-from breeze_rtc.scheduling.stream import Priority
+from breeze_rtc.scheduling.stream import Feed, Priority
 
 log = logging.getLogger(__name__)
 
@@ -144,19 +146,7 @@ class Speech:
         Text for a stream that is over (cancelled, failed) is dropped: its iterator has said so.
         Raises BadText, with nothing taken, for what is not Unicode text or is too much for one stream.
         """
-        if not isinstance(text, str):
-            raise BadText(f"text must be a str, not {type(text).__name__}")
-        if self._has_all_text:
-            raise BadText("this speech has ended; speak() makes another")
-        if self._chars + len(text) > MAX_TEXT_CHARS:
-            raise BadText(
-                f"{self._chars + len(text)} characters are more than the {MAX_TEXT_CHARS} of one speech; "
-                "split the text and speak the parts one after another"
-            )
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise BadText("the text holds half a surrogate pair; decode it with errors='replace'") from error
+        _check_text(text, self._chars, has_ended=self._has_all_text)
         self._chars += len(text)
         if text and not self._inbox.is_over:
             self._engine._say(Text(self.stream, text))
@@ -198,6 +188,137 @@ class Speech:
             self._told = self._taken
             self._engine._say(Taken(self.stream, self._taken))
         return chunk
+
+
+class SentenceSpeech:
+    """A `Speech` of a model that reads its whole text before it speaks: one stream after another, a piece of text each.
+
+    To whoever reads it is one stream, whose positions and marks go on from piece to piece.  The next piece begins when
+    the one before has been made, and holds all sentences that have come meanwhile.
+    """
+
+    def __init__(self, engine: Engine, stream: int, begin: Callable[[int, int], Speech]) -> None:
+        self.stream = stream
+        self._engine = engine
+        self._begin = begin
+        self._text = ""
+        self._has_all_text = False
+        self._is_cancelled = False
+        # The first begins with the speech, so that it waits for room while its text comes.
+        self._piece: Speech | None = begin(stream, 0)
+        self._pieces = 1
+        self._has_piece_text = False
+        # Where the piece in work begins, in samples and in the text; how far sound and text have come.
+        self._start_samples = self._start_chars = 0
+        self._end_samples = self._end_chars = 0
+        self._more = asyncio.Event()
+
+    def push(self, text: str) -> None:
+        """See `Speech.push`."""
+        _check_text(text, len(self._text), has_ended=self._has_all_text)
+        self._text += text
+        self._feed()
+
+    def end(self) -> None:
+        """See `Speech.end`."""
+        self._has_all_text = True
+        self._feed()
+
+    def _feed(self) -> None:
+        """Give the piece in work its text, if it has none and there is some."""
+        self._more.set()
+        if self._piece is None or self._has_piece_text:
+            return
+        end = self._piece_end()
+        if end > self._end_chars or self._has_all_text:
+            self._piece.push(self._text[self._end_chars : end])
+            self._piece.end()
+            self._has_piece_text = True
+            self._start_chars, self._end_chars = self._end_chars, end
+
+    def _piece_end(self) -> int:
+        return piece_end(self._text, self._end_chars, is_first=self._end_chars == 0, is_all=self._has_all_text)
+
+    def cancel(self) -> None:
+        """See `Speech.cancel`."""
+        self._is_cancelled = True
+        if self._piece is not None:
+            self._piece.cancel()
+        self._more.set()
+
+    def of_its_piece(self, report: PlaybackReport) -> PlaybackReport:
+        """A report on this speech as one on the piece in work, which may not be heard yet."""
+        stream = self._piece.stream if self._piece is not None else 0
+        return replace(report, stream=stream, heard_samples=max(0, report.heard_samples - self._start_samples))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SpeechChunk:
+        while not self._is_cancelled:
+            if self._piece is None and not await self._next_piece():
+                break
+            assert self._piece is not None
+            try:
+                chunk = await anext(self._piece)
+            except StopAsyncIteration:
+                self._piece = None
+                self._start_samples = self._end_samples
+                continue
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+            return self._joined(chunk)
+        raise StopAsyncIteration
+
+    async def _next_piece(self) -> bool:
+        """Begin the next piece once there is one; False when there will be none."""
+        while not self._is_cancelled:
+            if self._piece_end() > self._end_chars:
+                self._piece = self._begin(self._engine._next_stream(), self._pieces)
+                self._pieces += 1
+                self._has_piece_text = False
+                self._feed()
+                return True
+            if self._has_all_text:
+                return False
+            self._more.clear()
+            try:
+                await self._more.wait()
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        return False
+
+    def _joined(self, chunk: SpeechChunk) -> SpeechChunk:
+        start = self._start_samples
+        packets = tuple(SpeechPacket(start + packet.start_samples, packet.payload) for packet in chunk.packets)
+        marks = tuple(TextMark(start + mark.samples, self._start_chars + mark.chars) for mark in chunk.marks)
+        samples, pcm = chunk.samples, chunk.pcm
+        if not samples and packets:
+            # The last packets are filled up with silence; the next piece begins behind it.
+            packet_samples = self._engine.sample_rate * PACKET_MS // 1000
+            samples = chunk.packets[-1].start_samples + packet_samples - chunk.start_samples
+            pcm = bytes(2 * samples)
+        self._end_samples = start + chunk.start_samples + samples
+        return SpeechChunk(start + chunk.start_samples, samples, packets, pcm, marks)
+
+
+def _check_text(text: object, chars: int, *, has_ended: bool) -> None:
+    """Raises BadText for what one speech of `chars` so far cannot take."""
+    if not isinstance(text, str):
+        raise BadText(f"text must be a str, not {type(text).__name__}")
+    if has_ended:
+        raise BadText("this speech has ended; speak() makes another")
+    if chars + len(text) > MAX_TEXT_CHARS:
+        raise BadText(
+            f"{chars + len(text)} characters are more than the {MAX_TEXT_CHARS} of one speech; "
+            "split the text and speak the parts one after another"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadText("the text holds half a surrogate pair; decode it with errors='replace'") from error
 
 
 def _abandon(engine: weakref.ref[Engine], stream: int) -> None:
@@ -350,6 +471,7 @@ class Engine:
         self._facts: Ready | None = None
         # Streams the engine has not finished.
         self._inboxes: dict[int, _Inbox] = {}
+        self._in_sentences: weakref.WeakValueDictionary[int, SentenceSpeech] = weakref.WeakValueDictionary()
         self._last_stream = 0
         # Set while an engine is running and ready.
         self._link: _Link | None = None
@@ -437,7 +559,7 @@ class Engine:
         sampling: Mapping[str, float] | None = None,
         priority: Priority = Priority.LIVE,
         interactive: bool = True,
-    ) -> Speech:
+    ) -> Speech | SentenceSpeech:
         """Begin a stream.
 
         voice: one of `voices`, the first by default.  seed: the same seed and text give the same samples; random by
@@ -453,14 +575,35 @@ class Engine:
         seed = secrets.randbits(63) if seed is None else seed
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
             raise BadSampling("seed", seed, "an integer from 0 to 2**63 - 1")
+        stream = self._next_stream()
+        checked, asked = checked_sampling(sampling or {}), int(priority)
+        if interactive and self._known.feed == Feed.PREFIX.value:
+            voice_, seed_ = voice, seed
+
+            def begin(stream: int, piece: int) -> Speech:
+                return self._begin(Open(stream, voice_, (seed_ + piece) % (1 << 63), checked, asked, interactive))
+
+            speech = SentenceSpeech(self, stream, begin)
+            self._in_sentences[stream] = speech
+            return speech
+        return self._begin(Open(stream, voice, seed, checked, asked, interactive))
+
+    def _next_stream(self) -> int:
         self._last_stream += 1
-        stream = self._last_stream
-        inbox = self._inboxes[stream] = _Inbox()
-        self._say(Open(stream, voice, seed, checked_sampling(sampling or {}), int(priority), interactive))
-        return Speech(self, stream, inbox)
+        return self._last_stream
+
+    def _begin(self, message: Open) -> Speech:
+        if self._link is None:
+            raise EngineClosed(self._why_down)
+        inbox = self._inboxes[message.stream] = _Inbox()
+        self._say(message)
+        return Speech(self, message.stream, inbox)
 
     def report(self, report: PlaybackReport) -> None:
         """Where a listener is.  Of no use, and dropped, once the whole stream has been made."""
+        in_sentences = self._in_sentences.get(report.stream)
+        if in_sentences is not None:
+            report = in_sentences.of_its_piece(report)
         if report.stream in self._inboxes:
             self._say(Report(report))
 

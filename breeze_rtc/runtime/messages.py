@@ -59,6 +59,8 @@ class Ready:
     frame_samples: int
     voices: tuple[str, ...]
     licence_note: str = ""
+    feed: str = "per_frame"
+    """How the model takes text: see `scheduling.stream.Feed`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,7 +214,9 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
         max_frames=max_frames,
         rows=lambda sampling: 1 if merged(model.sampling, sampling).cfg_scale == 1 else 2,
     )
-    ready = Ready(start.model, executor.sample_rate, executor.frame_samples, model.voices, model.licence_note)
+    ready = Ready(
+        start.model, executor.sample_rate, executor.frame_samples, model.voices, model.licence_note, executor.feed
+    )
     return driver, ready
 
 

@@ -44,7 +44,7 @@ from breeze_rtc.errors import (
     Overloaded,
 )
 from breeze_rtc.playback import PlaybackReport
-from breeze_rtc.runtime.engine import MAX_TEXT_CHARS, SAMPLING_RANGES, Engine, Speech
+from breeze_rtc.runtime.engine import MAX_TEXT_CHARS, SAMPLING_RANGES, Engine, SentenceSpeech, Speech
 from breeze_rtc.scheduling.stream import Priority
 from breeze_rtc.server import metrics as metrics_module
 from breeze_rtc.server.call import RETURN_S, SILENT_PAGE_S, PageCall, refuse
@@ -380,7 +380,7 @@ class VoiceServer:
             await chunks.aclose()
             raise
 
-    async def _paced(self, speech: Speech, text: str) -> AsyncGenerator[bytes, None]:
+    async def _paced(self, speech: Speech | SentenceSpeech, text: str) -> AsyncGenerator[bytes, None]:
         """The speech's PCM, with the reader's progress reported as a listener's.
 
         What the connection took is the most that can have been heard; the rest follows the clock, so that a fast reader

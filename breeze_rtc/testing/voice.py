@@ -86,6 +86,7 @@ class ToneVoice(Engine):
         from 0.  What is heard of it is a hole as long as that, less what had been made ahead.
     slowness: 1 makes speech ten times faster than it is heard, 10 just in time, more leaves holes.
     has_marks: without them nothing says where the words are, as with a model that was never aligned.
+    reads_whole_text: it cannot begin before it has all of a stream's text, as models that take text as a prompt.
     errors: streams that fail, by the number of the word before which they do.
     """
 
@@ -96,6 +97,7 @@ class ToneVoice(Engine):
         stalls: Mapping[int, float] | None = None,
         slowness: float = 1.0,
         has_marks: bool = True,
+        reads_whole_text: bool = False,
         errors: Sequence[int] = (),
     ) -> None:
         super().__init__("tones", process=False)
@@ -103,6 +105,7 @@ class ToneVoice(Engine):
         self.stalls = dict(stalls or {})
         self.slowness = slowness
         self.has_marks = has_marks
+        self.reads_whole_text = reads_whole_text
         self.errors = set(errors)
         self.words: list[Word] = []
         """All words so far, in the order in which their text came."""
@@ -145,10 +148,10 @@ class ToneVoice(Engine):
             clock=clock,
             scheduler=scheduler,
             executor=executor,  # type: ignore[arg-type]
-            frontend=lambda _voice: _Frontend(),  # type: ignore[arg-type, return-value]
+            frontend=lambda _voice: _Frontend(waits=self.reads_whole_text),  # type: ignore[arg-type, return-value]
             max_frames=60 * 60 * RATE // FRAME_SAMPLES,
         )
-        self._facts = Ready(self.model_name, RATE, FRAME_SAMPLES, ("tones", "other tones"))
+        self._facts = Ready(self.model_name, RATE, FRAME_SAMPLES, ("tones", "other tones"), feed=executor.feed)
         self._link, self._peer = line.face, line  # type: ignore[assignment]
         self._driving = asyncio.create_task(_drive(driver, line, clock))
 
@@ -251,12 +254,15 @@ class _Spelt:
 class _Frontend:
     """Cuts text into words where the transcript may cut it, once it is known that they are over."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, waits: bool) -> None:
         self._text = ""
         self._spelt = 0
+        self._waits = waits
 
     def push(self, text: str) -> list[list[_Spelt]]:
         self._text += text
+        if self._waits:
+            return []
         return self._words(len(self._text) - 1)
 
     def end(self) -> list[list[_Spelt]]:
@@ -277,9 +283,9 @@ class _ToneExecutor:
 
     sample_rate = RATE
     frame_samples = FRAME_SAMPLES
-    feed = "per_frame"
 
     def __init__(self, voice: ToneVoice, clock: _EngineClock) -> None:
+        self.feed = "prefix" if voice.reads_whole_text else "per_frame"
         self._voice = voice
         self._clock = clock
         row = StageSpec(max_rows=_BUCKETS[-1], buckets=_BUCKETS)
