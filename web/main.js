@@ -425,7 +425,7 @@ document.addEventListener("keydown", (event) => {
 
 // A headset's button, a phone call, or the system may pause the sound; the agent waits, and so a person must know.
 element("audio").addEventListener("pause", () => {
-  if (!isConnected) return;
+  if (!isConnected || !isPathUp || element("audio").ended) return; // the sound of a lost connection ends
   notify(
     { step: "sound", message: "The sound is paused, so the agent waits." },
     { name: "Play the sound", press: () => call?.unblock() },

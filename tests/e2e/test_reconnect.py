@@ -74,6 +74,16 @@ TAKE = """() => {
   return btoa(text);
 }"""
 
+# What a person sees of it: the words of the call's state, and how many cards.
+WATCH = """() => {
+  window.shown = [];
+  window.cards = 0;
+  const watch = (id, seen) =>
+    new MutationObserver(seen).observe(document.getElementById(id), { childList: true, subtree: true });
+  watch("state-word", () => shown.push(document.getElementById("state-word").textContent));
+  watch("notices", () => { cards += 1; });
+}"""
+
 
 class Scale(ToneSpeech):
     """Word k is a tone of 300 + 60 k Hz."""
@@ -165,6 +175,7 @@ def test_speech_goes_on_where_the_ear_was(quiet_browser: Browser, loop: asyncio.
     with calling(quiet_browser, loop) as (visitor, network, hall):
         stream = visitor.spoken()
         visitor.until(lambda: visitor.heard(stream) > 12, "the scale is heard")
+        visitor.page.evaluate(WATCH)
         network.cut()
         if dead == "path and socket":
             network.tcp.cut()
@@ -200,6 +211,9 @@ def test_speech_goes_on_where_the_ear_was(quiet_browser: Browser, loop: asyncio.
         )
         assert not visitor.ends(answer[0])["interrupted"]
         assert visitor.notices() == []
+        assert "Reconnecting…" in visitor.page.evaluate("shown")
+        assert visitor.page.inner_text("#state-word") != "Reconnecting…"
+        assert visitor.page.evaluate("cards") == 0
         assert len(hall.server._calls) == 1
         # One more was enough; a busy machine may have looked dead once more, and no storm follows.
         assert len(network.udp) <= 4
