@@ -13,7 +13,8 @@ const ANSWER_LIMIT_MS = 8000;
 const NETWORK_LIMIT_MS = 8000; // what is wrong is named within ten seconds of the click
 const SOUND_LIMIT_MS = 6000;
 const COMPLAINT_MS = 2000;
-const LOOK_MS = 250;
+const LOOK_MS = 250; // a hidden page is let look once a second
+const SLEEP_MS = 2000;
 const SILENT_PATH_MS = 1500; // the server sends a packet each 20 ms, silence too
 const SILENT_SOCKET_MS = 2000; // and figures five times a second
 const RETURN_LIMIT_MS = 20_000; // the server waits half of that for the next sign of us
@@ -355,7 +356,7 @@ export class Call {
     const timer = setInterval(() => {
       const nowMs = performance.now();
       // After a sleep of ours nothing has been read yet.
-      if (nowMs - this.#lookedMs > 4 * LOOK_MS) this.#packetMs = this.#socketWordMs = nowMs;
+      if (nowMs - this.#lookedMs > SLEEP_MS) this.#packetMs = this.#socketWordMs = nowMs;
       this.#lookedMs = nowMs;
       if (nowMs - this.#socketWordMs > SILENT_SOCKET_MS) {
         this.#answer.reject(new Error("the server is silent")); // whoever waits for it on a dead socket

@@ -270,6 +270,27 @@ async def test_a_second_offer_takes_the_call_to_another_connection(hall: Hall) -
         assert not (await said(page, "you said still there"))["interrupted"]
 
 
+async def test_offers_that_cannot_be_taken_leave_the_call_as_it_is(hall: Hall) -> None:
+    """A damaged second offer, and a heap of them, are refused one by one; candidates of other offers are nothing."""
+    async with hall.page() as page:
+        await page.call()
+        await said(page, "hello there")
+        sdp = page.listener.peer.localDescription.sdp
+        for _ in range(5):
+            await page.send(
+                type="offer", sdp=sdp.replace("a=setup:actpass", "a=setup:nonsense"), microphone=False, id=1
+            )
+        await until(lambda: len(page.all("error")) == 5)
+        assert [error["code"] for error in page.all("error")].count("offer_malformed") == 1
+        assert [error["code"] for error in page.all("error")].count("offer_too_soon") == 4
+        await page.send(type="candidate", candidate="candidate:1 1 udp 1 192.0.2.9 9 typ host", id=9)
+        await page.send(type="candidate", candidate="nonsense", id=0)
+        await page.one("error", lambda message: message["code"] == "candidate_malformed")
+        await page.type("still there")
+        assert not (await said(page, "you said still there"))["interrupted"]
+        assert not page.all("reconnect")
+
+
 async def test_a_page_whose_network_died_finds_its_call_again(hall: Hall) -> None:
     """Socket and connection are gone; with the token it has the same call, no message is missing or comes twice, and
     the speech goes on where the ear was."""

@@ -35,7 +35,7 @@ from breeze_rtc.transport.pacer import Pacer
 from breeze_rtc.transport.peer import Peer
 from breeze_rtc.transport.playout import Slot
 from breeze_rtc.transport.signaling import MAX_CANDIDATES, Candidate, IceServer, Offer
-from breeze_rtc.transport.uplink import BLOCK
+from breeze_rtc.transport.uplink import BLOCK, Block
 from breeze_rtc.transport.webrtc import WebRtcCall
 
 
@@ -621,6 +621,32 @@ async def test_a_listener_who_may_return_is_waited_for() -> None:
         await talk.connect()
         await talk.until(lambda: talk.is_heard(1, 480 * len(packets)))
         assert not talk.call.closed.is_set()
+
+
+async def test_the_microphone_goes_on_over_the_next_connection() -> None:
+    """Its packets have another source, sequence and clock there; to the agent it is one microphone, and one time."""
+    async with Conversation(can_return=True, microphone=Microphone(tone(1.0))) as talk:
+        blocks: list[Block] = []
+
+        async def read(count: int) -> None:
+            async with asyncio.timeout(20):
+                async for block in talk.call.uplink():
+                    blocks.append(block)
+                    if len(blocks) == count:
+                        return
+
+        await read(30)
+        old, talk.listener = talk.listener, PythonListener(microphone=Microphone(tone(1.0)))
+        talk.listener.on_heard = old.on_heard
+        await talk.listener.accept(await talk.call.answer(await talk.listener.offer()))
+        await old.close()
+        await read(100)
+        sound = np.concatenate([block.samples for block in blocks[-25:]])
+        assert np.abs(sound).max() > 0.2
+        assert all(a.at_samples < b.at_samples for a, b in itertools.pairwise(blocks))
+        tally = talk.call.stats().uplink
+        assert tally.restarts == 1
+        assert tally.used > 60
 
 
 async def test_a_bad_second_offer_leaves_the_call_as_it_is() -> None:
