@@ -7,7 +7,6 @@ import os
 import platform
 import socket
 import sys
-import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from importlib import metadata
 
 import numpy as np
 
+from breeze_rtc.clock import MS, MonotonicClock
 from breeze_rtc.errors import BreezeError
 from breeze_rtc.transport.ice import IceServers, address_from
 from breeze_rtc.transport.signaling import IceServer
@@ -144,9 +144,10 @@ def _network() -> Finding:
 
 def _ice_server(server: IceServer) -> Finding:
     """What a STUN or TURN server says to us, with the credentials that calls would get."""
-    began_at = time.monotonic()
+    clock = MonotonicClock()
+    began_at = clock.now()
     address = asyncio.run(address_from(server))
-    took_ms = (time.monotonic() - began_at) * 1000
+    took_ms = (clock.now() - began_at) / MS
     is_turn = server.urls[0].startswith("turn")
     if address is not None:
         return Finding(

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breeze_rtc.agent.session import AgentSession, Callbacks, UserTurn
+from breeze_rtc.agent.text import SpokenText
 from breeze_rtc.testing import Caller, Network, ToneVoice, run
 
 
@@ -154,6 +155,75 @@ def test_captions_do_not_lead_the_ear() -> None:
 
 CHINESE = "今天天气很好,我们去公园散步吧。那里有很多花和树,还有一个小湖!你觉得怎么样?"
 THAI = "สวัสดีครับ วันนี้อากาศดีมาก เราไปเดินเล่นที่สวนกันเถอะ"
+
+
+@pytest.mark.parametrize("text", [CHINESE, THAI])
+def test_scripts_without_spaces_are_cut_to_a_prefix(text: str) -> None:
+    """No space appears and none is lost.  (livekit#3872, pipecat#2307, #4515)"""
+
+    async def call() -> None:
+        async with Caller(saying(text)) as caller:
+            await cut_after(caller, 1.7)
+            claim = caller.session.history[-1].text
+            assert text.startswith(claim)
+            assert 0 < len(claim) < len(text)
+            heard = "".join(word.text for word in caller.heard_words)
+            assert abs(len(claim) - len(heard)) <= 2
+
+    run(call())
+
+
+def test_chinese_is_heard_before_its_first_sentence_has_ended() -> None:
+    """A splitter that knows no Chinese full stop would wait for the whole answer.  (livekit#930)"""
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        for char in CHINESE:
+            await asyncio.sleep(0.2)
+            yield char
+
+    async def call() -> None:
+        async with Caller(Callbacks(on_user_turn=reply)) as caller:
+            await caller.type("go", waits=False)
+            await caller.first_sound()
+            assert caller.now - caller.began_s < 0.2 * CHINESE.index("。")
+
+    run(call())
+
+
+MARKDOWN = (
+    "## Plan\n\n1. Take the **red** bus 🚌.\n2. See [the town hall](https://example.org/hall?x=1), it is *free*.\n\n"
+    "```python\n" + "print('this is not said')\n" * 40 + "```\nThat is `all` there is."
+)
+SAID = "Plan. 1. Take the red bus . 2. See the town hall, it is free. That is all there is."
+
+
+@pytest.mark.parametrize("cut_s", [None, 0.9, 2.0, 3.3])
+def test_markup_is_not_said_and_the_history_is_what_was_written(cut_s: float | None) -> None:
+    """What is heard has no stars in it; what is kept is a prefix of the text as it was given, byte for byte."""
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        for at in range(0, len(MARKDOWN), 5):
+            yield MARKDOWN[at : at + 5]
+
+    async def call() -> None:
+        async with Caller(Callbacks(on_user_turn=reply)) as caller:
+            if cut_s is None:
+                await caller.type("go")
+                assert caller.heard_text.split() == SAID.replace(" .", " ").replace("bus  2", "bus . 2").split()
+                assert caller.session.history[-1].text == MARKDOWN
+                assert max(caller.ear.gaps_s, default=0) < 0.1
+            else:
+                await cut_after(caller, cut_s)
+                claim = caller.session.history[-1].text
+                assert MARKDOWN.startswith(claim)
+                filter_ = SpokenText()
+                said = filter_.push(MARKDOWN) + filter_.end()
+                ends = [filter_.written_chars(at - 1) for at in range(1, len(said)) if said[at].isspace()]
+                words = [end for end in dict.fromkeys(ends) if MARKDOWN[:end].strip()]
+                claimed = sum(end < len(claim) for end in words)
+                assert abs(claimed - len(caller.heard_words)) <= 2
+
+    run(call())
 
 
 LONG_CHINESE = "如果你真的想知道的话，那是一个很长的故事，从很久以前开始。那时候有一条小船。它在大海上。" * 3
