@@ -98,6 +98,8 @@ class EchoGuard:
         self._began_s: float | None = None
         # The echo's delay in hops, None while none is known, and how loud each band comes back.
         self.lag: int | None = None
+        # Both sides have just begun, alike and the microphone faintly: too short to know, so the frame does not count.
+        self._is_suspect = False
         self._gains: deque[NDArray[np.float32]] = deque(maxlen=_GAIN_HOPS)
         self._gain: NDArray[np.float32] | None = None
 
@@ -158,7 +160,7 @@ class EchoGuard:
         if self.lag is None or self._looks % _FOLLOW_EVERY == 0:
             self._follow(ear)
         if self.lag is None:
-            return probability
+            return 0.0 if self._is_suspect else probability
         return 0.0 if self._is_echo(ear, self.lag) else probability
 
     def _ear_before(self, late: int) -> NDArray[np.float32]:
@@ -195,9 +197,13 @@ class EchoGuard:
         played = ear[len(ear) - lag - _WINDOW : len(ear) - lag].sum(axis=1)
         sounding = played > _AUDIBLE
         count = int(sounding.sum())
-        if count < _SHORTEST:
+        self._is_suspect = False
+        if not count:
             return False
         gain_db = np.median(_decibels(self._microphone.sum(axis=1)[sounding]) - _decibels(played[sounding]))
+        if count < _SHORTEST:
+            self._is_suspect = alike >= _LOCK_SOON and bool(gain_db <= _QUIET_DB)
+            return False
         if gain_db <= _FAINT_DB:
             return alike >= _LOCK_FAINT
         if count < _LONG:
