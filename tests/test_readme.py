@@ -54,3 +54,16 @@ async def test_the_examples_of_the_test_kit_hold() -> None:
     body = [f"    {line}" for line in lines if line not in imports]
     exec(compile("\n".join([*imports, "async def run():", *body]), "docs/testing.md", "exec"), names)
     await names["run"]()
+
+
+def test_the_recognisers_of_the_documentation_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both examples give the server something that listens."""
+    given: list[Any] = []
+    monkeypatch.setattr(Agent, "run", lambda agent, *, recogniser: given.append(recogniser))
+    for block in blocks("docs/listening.md"):
+        exec(compile(block, "docs/listening.md", "exec"), {"agent": Agent(), "__name__": "docs"})
+    by_name, own = given
+    for ears in (by_name(), own()):
+        assert callable(ears.transcribe)
+        assert callable(ears.warm)
+        assert callable(ears.close)
