@@ -241,8 +241,9 @@ class Peer:
             return
         request = self._ice.build_request(pair, nominate=False)
         try:
+            # Said once more after half a second, and listened for for another: a way there and back may take that long.
             await pair.protocol.request(
-                request, pair.remote_addr, integrity_key=self._ice.remote_password.encode(), retransmissions=0
+                request, pair.remote_addr, integrity_key=self._ice.remote_password.encode(), retransmissions=1
             )
         except aioice.stun.TransactionError:
             return
