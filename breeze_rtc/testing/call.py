@@ -145,7 +145,7 @@ class SimulatedCall:
         now = self._clock.now()
         self._playhead.report(report, self._sink.sent_ticks, now)
         where = self._where()
-        self._sink.is_held = not where.is_playing
+        self._sink.hold(is_playing=where.is_playing)
         if self._playhead.has_played and where.is_playing:
             self._sink.open()
         for stream in self._sink.streams:

@@ -293,6 +293,9 @@ class _ToneExecutor:
         self.specs = dict.fromkeys(Stage, row) | dict.fromkeys((Stage.TEXT, Stage.PREFILL), tokens)
         self._streams: dict[int, _Stream] = {}
 
+    def graph_counts(self) -> dict[str, int]:
+        return {}
+
     def open(self, stream: int, slot: int, *, seed: int, sampling: object, voice: str) -> None:
         self._streams[stream] = _Stream()
 

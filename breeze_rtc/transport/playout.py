@@ -160,8 +160,8 @@ class Playout:
         self._last_slot = -1
         # True once the listener plays: speech waits for that.
         self.is_open = False
-        # True while the listener hears nothing (muted, paused): speech waits, and that is no gap.
-        self.is_held = False
+        # While the listener hears nothing (muted, paused): the ticks at which that began.
+        self._held_ticks: int | None = None
         # Speech keeps out of the slots before this one.
         self._speech_from_slot = 0
         # While speech is paused: the ticks at which the ear fell silent.
@@ -288,7 +288,10 @@ class Playout:
         """Speak on from the packet that holds the first sample that was not heard; up to 20 ms are heard twice."""
         if self._paused_ticks is not None:
             ticks, self._paused_ticks = self._paused_ticks, None
-            self._requeue(ticks)
+            if self._held_ticks is None:  # Else it is done once somebody listens.
+                self._requeue(ticks)
+            else:
+                self._held_ticks = min(ticks, self._held_ticks)
 
     @property
     def is_paused(self) -> bool:
@@ -300,8 +303,29 @@ class Playout:
         Speech goes on with the packet that holds `ticks`, so up to 20 ms are heard twice, once the next listener plays
         (`open`).  The slot clock runs on meanwhile, and its slots are nobody's gap.
         """
-        self.is_open = self.is_held = False
-        self._requeue(ticks if self._paused_ticks is None else min(ticks, self._paused_ticks))
+        # Who knows that the connection is gone knows better than `hold` did how far the ear came.
+        self.is_open, self._held_ticks = False, None
+        self._requeue(self._at_most(ticks))
+
+    @property
+    def is_held(self) -> bool:
+        """The listener hears nothing, so speech waits, and that is no gap."""
+        return self._held_ticks is not None
+
+    def hold(self, *, is_playing: bool) -> None:
+        """The listener plays, or hears nothing.  What left when nobody heard it leaves again, once somebody does."""
+        if not is_playing and self._held_ticks is None:
+            self._held_ticks = self._ear()
+        elif is_playing and self._held_ticks is not None:
+            ticks, self._held_ticks = self._held_ticks, None
+            if self._paused_ticks is None:  # Else `resume` does it, from a place that is no later.
+                self._requeue(ticks)
+            else:
+                self._paused_ticks = min(ticks, self._paused_ticks)
+
+    def _at_most(self, ticks: int) -> int:
+        """How far an ear at `ticks` can have heard: it stands still while speech is paused, or not listened to."""
+        return min(at for at in (ticks, self._paused_ticks, self._held_ticks) if at is not None)
 
     def _quiet_from(self, now: int) -> int:
         if self.clock is None:
@@ -377,8 +401,7 @@ class Playout:
         entry = self._streams.get(stream)
         if entry is None:
             return self._past.get(stream, 0)
-        if self._paused_ticks is not None:
-            ticks = min(ticks, self._paused_ticks)
+        ticks = self._at_most(ticks)
         for run in reversed(entry.runs):
             if ticks >= run.first_ticks:
                 samples = min(run.samples, rtp.samples_of(ticks - run.first_ticks, self._sample_rate))
@@ -427,8 +450,7 @@ class Playout:
 
     def forget(self, ticks: int) -> None:
         """The ear is at `ticks`: drop what it heard some time ago."""
-        if self._paused_ticks is not None:
-            ticks = min(ticks, self._paused_ticks)
+        ticks = self._at_most(ticks)
         past_ticks = ticks - MEMORY_TICKS
         for stream, entry in list(self._streams.items()):
             while entry.sent and entry.sent[0][0] + SLOT_TICKS <= past_ticks:

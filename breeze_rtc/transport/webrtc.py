@@ -424,7 +424,7 @@ class WebRtcCall:
         if playhead is None or slots is None:
             return
         is_playing = playhead.is_playing(now) and self._gone_at is None
-        self.sink.is_held = not is_playing
+        self.sink.hold(is_playing=is_playing)
         if not self.sink.is_open and is_playing:
             if playhead.has_played:
                 self.sink.open()

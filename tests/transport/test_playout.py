@@ -69,14 +69,40 @@ def test_speech_waits_for_the_listener() -> None:
 
 
 def test_speech_is_held_while_nobody_listens_and_goes_on_where_it_was() -> None:
-    """A muted listener misses nothing that was still queued, and the pause is no gap."""
-    playout = started()
-    playout.write(1, packets(3))
-    run(playout, 1)
-    playout.is_held = True
+    """A listener who mutes misses nothing, not even what was under way then, and the pause is no gap."""
+    ear = [0]
+    playout = Playout(ear=lambda: ear[0])
+    playout.start(T0)
+    playout.open()
+    playout.write(1, packets(6))
+    run(playout, 5)
+    ear[0] = 2 * SLOT_TICKS + 100
+    playout.hold(is_playing=False)
     assert speakers(run(playout, 5)) == [None] * 5
-    playout.is_held = False
-    assert [slot.payload for slot in run(playout, 2)] == [b"p1", b"p2"]
+    assert playout.heard_samples(1, 10 * SLOT_TICKS) == 2 * 480 + 50
+    playout.hold(is_playing=False)
+    playout.hold(is_playing=True)
+    assert [slot.payload for slot in run(playout, 4)] == [b"p2", b"p3", b"p4", b"p5"]
+    assert playout.gaps == 0
+
+
+@pytest.mark.parametrize("listens_first", [True, False])
+def test_speech_that_is_paused_and_not_listened_to_goes_on_when_both_are_over(listens_first: bool) -> None:
+    """From where the ear fell silent first, whichever ends first."""
+    ear = [SLOT_TICKS]
+    playout = Playout(ear=lambda: ear[0])
+    playout.start(T0)
+    playout.open()
+    playout.write(1, packets(6))
+    run(playout, 5)
+    playout.pause(T0 + 5 * SLOT_NS - 1)
+    ear[0] = 4 * SLOT_TICKS
+    playout.hold(is_playing=False)
+    steps = [lambda: playout.hold(is_playing=True), playout.resume]
+    for step in steps if listens_first else reversed(steps):
+        assert speakers(run(playout, GUARD_SLOTS)) == [None] * GUARD_SLOTS
+        step()
+    assert [slot.payload for slot in run(playout, 3)] == [b"p1", b"p2", b"p3"]
     assert playout.gaps == 0
 
 
@@ -398,6 +424,20 @@ def test_after_a_reconnection_speech_goes_on_where_the_ear_was() -> None:
     assert playout.is_heard(1, 506 * SLOT_TICKS)
 
 
+def test_a_new_connection_knows_best_how_far_the_ear_came() -> None:
+    """Held since the path was lost, at a place that was guessed; the page then says that it heard more."""
+    ear = [2 * SLOT_TICKS]
+    playout = Playout(ear=lambda: ear[0])
+    playout.start(T0)
+    playout.open()
+    playout.write(1, packets(8))
+    run(playout, 6)
+    playout.hold(is_playing=False)
+    playout.rewind(4 * SLOT_TICKS)
+    playout.open()
+    assert [slot.payload for slot in run(playout, 2)] == [b"p4", b"p5"]
+
+
 def test_a_stream_that_was_sent_in_full_and_not_heard_leaves_again() -> None:
     """In its place before the next one; of a cleared stream nothing does."""
     playout = started()
@@ -461,16 +501,18 @@ steps = st.lists(
 def test_laws(script: list[tuple[str, int, int]]) -> None:
     """Whatever is done: ticks follow time, nothing is early, packets stay in order and none is missing, cleared streams
     are silent, every sent sample has one place, and the ear's position in a stream never falls."""
-    playout = Playout(max_packets=40)
+    ear = -1
+    held_ear: int | None = None
+    playout = Playout(max_packets=40, ear=lambda: max(ear, 0))
     playout.start(T0)
     playout.open()
+
     written: dict[int, int] = {}
     queued: dict[int, list[int]] = {}
     sent: dict[int, list[tuple[int, int]]] = {}
     over: set[int] = set()
     cleared: set[int] = set()
     indices: list[int] = []
-    ear = -1
     paused_at: int | None = None
     now = T0
 
@@ -502,27 +544,42 @@ def test_laws(script: list[tuple[str, int, int]]) -> None:
             assert resume >= playout.sent_ticks
             paused_at = None
         elif verb == "hold":
-            playout.is_held = bool(a)
+            playout.hold(is_playing=not a)
+            if a and held_ear is None:
+                held_ear = max(ear, 0)
+            elif not a and held_ear is not None:
+                if paused_at is None:
+                    again_from(held_ear)
+                else:
+                    paused_at = min(paused_at, held_ear)
+                held_ear = None
         elif verb == "pause" and paused_at is None:
-            paused_at = ear = max(ear, min(playout.sent_ticks, playout.sent_ticks - a * 960 + b))
+            if held_ear is None:
+                ear = max(ear, min(playout.sent_ticks, playout.sent_ticks - a * 960 + b))
+            paused_at = ear
             playout.pause(now)
             playout.silenced_at(ear)
         elif verb == "resume" and paused_at is not None:
             before = [playout.heard_samples(stream, ear) for stream in written]
             playout.resume()
             assert [playout.heard_samples(stream, ear) for stream in written] == before
-            again_from(paused_at)
+            if held_ear is None:
+                again_from(paused_at)
+            else:
+                held_ear = min(held_ear, paused_at)
             paused_at = None
         elif verb == "forget":
-            ear = max(ear, min(a, playout.sent_ticks))
+            ear = ear if held_ear is not None or paused_at is not None else max(ear, min(a, playout.sent_ticks))
             playout.forget(ear)
         elif verb == "reconnect":
-            ear = max(ear, min(playout.sent_ticks, playout.sent_ticks - a * 960 + b))
+            if held_ear is None and paused_at is None:
+                ear = max(ear, min(playout.sent_ticks, playout.sent_ticks - a * 960 + b))
             before = [playout.heard_samples(stream, ear) for stream in written]
             playout.rewind(ear)
             playout.open()
             assert [playout.heard_samples(stream, ear) for stream in written] == before
-            again_from(ear if paused_at is None else paused_at)
+            again_from(ear if paused_at is None else min(ear, paused_at))
+            held_ear = None
         now = max(now, playout.next_at())
         if verb == "stall":
             now += a * SLOT_NS + b
@@ -531,7 +588,7 @@ def test_laws(script: list[tuple[str, int, int]]) -> None:
         assert slot.ticks == slot.index * 960
         grace_ns = GRACE_NS if slot.stream is not None else 0
         assert T0 + slot.index * SLOT_NS <= now < T0 + (slot.index + 1) * SLOT_NS + grace_ns
-        assert playout.queued_packets <= 40 + 13
+        assert playout.queued_packets <= 40 + 60
         if slot.stream is None:
             assert slot.payload == SILENCE_PACKET
             continue

@@ -79,6 +79,31 @@ async def test_sequence_numbers_and_timestamps_step_evenly_and_each_packet_names
         assert {packet.marker for packet in wire.packets[1:]} == {0}
 
 
+async def test_after_a_pause_the_timestamp_has_moved_by_as_much_as_the_clock() -> None:
+    """Steps of other than 960 make a browser make up sound; so does a pause that its timestamps do not know.  Speech,
+    half a second of silence, speech: 960 each all the way, and the second speech as far from the first as in time."""
+    async with connected() as wire:
+        await wire.until(lambda: len(wire.packets) >= 5)
+        wire.call.sink.open()
+        for stream in (1, 2):
+            wire.call.sink.write(stream, tuple(SpeechPacket(480 * k, SILENCE_PACKET + b"x") for k in range(10)))
+            wire.call.sink.end(stream)
+            sent = 10 * stream
+            await wire.until(lambda sent=sent: sum(len(p.payload) > 3 for p in wire.packets) >= sent)  # type: ignore[misc]
+            if stream == 1:
+                await asyncio.sleep(0.5)
+        slots = wire.call.sink.clock
+        assert slots is not None
+        ticks = [rtp.distance(wire.call._sender.origin_rtp, packet.timestamp) for packet in wire.packets]
+        # The slots that a stalled test machine missed are in the steps as well: each is 20 ms of time.
+        assert all(step > 0 and step % 960 == 0 for step in (b - a for a, b in itertools.pairwise(ticks)))
+        first, second = wire.call.sink.first_ticks(1), wire.call.sink.first_ticks(2)
+        assert first is not None
+        assert second is not None
+        assert slots.time_of(second) - slots.time_of(first) >= 700 * MS
+        assert abs(ticks[-1] - slots.ticks_at(clock.now())) < 48_000
+
+
 async def test_sequence_numbers_wrap() -> None:
     """The encryption's rollover counter goes with them."""
     async with connected() as wire:
