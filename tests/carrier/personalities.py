@@ -199,10 +199,10 @@ class Plivo:
         return json.dumps({"event": "dtmf", "streamId": "s0", "sequenceNumber": self.chunk, "dtmf": dtmf})
 
     def reached(self, name: str) -> Message:
-        return json.dumps({"event": "playedStream", "streamId": "s0", "name": name})
+        return json.dumps({"event": "playedStream", "sequenceNumber": self.chunk, "streamId": "s0", "name": name})
 
     def cleared(self, names: list[str]) -> list[Message]:
-        return [json.dumps({"event": "clearedAudio", "streamId": "s0"})]
+        return [json.dumps({"event": "clearedAudio", "sequenceNumber": self.chunk, "streamId": "s0"})]
 
     def bye(self) -> list[Message]:
         return []

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -27,6 +29,7 @@ from tone_engine import RATE, TONES_HZ, WORD, ToneEngine
 from breeze_rtc.agent.parrot import GREETING
 from breeze_rtc.agent.session import AgentSession, Callbacks, SpeechHandle, UserTurn
 from breeze_rtc.clock import MS, SECOND, MonotonicClock
+from breeze_rtc.server import phone_call
 from breeze_rtc.server.phone import Phone
 from breeze_rtc.transport.far_buffer import LINE_DELAY_NS, MARK_PACKETS, PACKET_NS
 from breeze_rtc.transport.phone import PhoneLine
@@ -77,6 +80,7 @@ class Exchange:
 
     def __init__(self) -> None:
         self.uri = ""
+        self.pid = 0
         self.told: list[dict[str, Any]] = []
 
     def all(self, event: str) -> list[dict[str, Any]]:
@@ -92,6 +96,7 @@ async def exchange(hall: Hall, kind: str) -> AsyncIterator[Exchange]:
     running = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
     assert running.stdout is not None
     here = Exchange()
+    here.pid = running.pid
 
     async def read() -> None:
         async for line in running.stdout or ():
@@ -288,3 +293,20 @@ async def test_the_greeting_of_serve_is_understood_at_a_telephone(tmp_path: Path
     said = re.findall("[a-z]+", GREETING.lower())
     print(" ".join(understood))
     assert sum(word in understood for word in said) >= 0.7 * len(said)
+
+
+async def test_a_carrier_that_stops_dead_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGSTOP: its socket stays open and takes what fits into it.  The session ends within its deadline, all free."""
+    monkeypatch.setattr(phone_call, "SILENT_S", 2.0)
+    agent = Agent(LONG)
+    async with serving(agent.callbacks, phone=PHONE) as hall, exchange(hall, "twilio") as carrier:
+        with Softphone(tmp_path / "phone", carrier.uri) as phone:
+            await until(lambda: phone.loud_s > 0.3)
+            os.kill(carrier.pid, signal.SIGSTOP)
+            stopped_ns = MonotonicClock().now()
+            try:
+                await hall.is_free()
+            finally:
+                os.kill(carrier.pid, signal.SIGCONT)
+            assert MonotonicClock().now() - stopped_ns < 4 * SECOND
+            assert "eight" not in " ".join(agent.heard)
