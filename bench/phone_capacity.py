@@ -1,12 +1,12 @@
 """How many telephone calls does one core serve, and how evenly does their sound leave?
 
-One process is the whole server: door, sessions, voice activity, Opus to the line's codec; its voice is made ahead.  Calls
-come from this process, over a carrier's WebSocket (Twilio's words: mu-law, marks given back when played) or Asterisk's
-AudioSocket, each with inbound sound all the time.
+One process is the whole server: door, sessions, voice activity, Opus to the line's codec; its voice is made ahead.
+Calls come from this process, over a carrier's WebSocket (Twilio's words: mu-law, marks given back when played) or
+Asterisk's AudioSocket, each with inbound sound all the time.
 
-Over AudioSocket we are the clock: a piece is late by how long after its schedule it came, the schedule being that of the
-call's earliest piece.  Over a WebSocket the carrier holds up to 0.4 s, so what counts there is whether it ran dry.  Both
-contain the delay of the process that listens.
+Over AudioSocket we are the clock: a piece is late by how long after its schedule it came, the schedule being that of
+the call's earliest piece.  Over a WebSocket the carrier holds up to 0.4 s, so what counts there is whether it ran dry.
+Both contain the delay of the process that listens.
 
     python bench/phone_capacity.py [--quick] [--calls N ...] [--kinds websocket audiosocket] [--json FILE]
 """

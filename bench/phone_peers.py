@@ -3,10 +3,10 @@
     python bench/phone_peers.py --pipecat VENV/bin/python --fastrtc VENV/bin/python --plivo VENV/bin/python
 
 Each stranger runs in its own environment (pipecat-ai; fastrtc; plivo-stream-sdk, plivo and websockets), unmodified.
-baresip calls the carrier of tests/carrier, which opens the stranger's socket.  After a second the stranger says 12 s of a
-tone; the caller says another; when a key is pressed the stranger clears.  What is checked: the tone it heard, the tone
-that came out of the telephone, the key it got, that nothing it sent was against the rules, that the clear emptied what
-was held.
+baresip calls the carrier of tests/carrier, which opens the stranger's socket.  After a second the stranger says 12 s of
+a tone; the caller says another; when a key is pressed the stranger clears.  What is checked: the tone it heard, the
+tone that came out of the telephone, the key it got, that nothing it sent was against the rules, that the clear emptied
+what was held.
 """
 
 from __future__ import annotations
