@@ -328,9 +328,6 @@ class _ToneExecutor:
     def close(self, stream: int) -> None:
         self._streams.pop(stream, None)
 
-    def graph_counts(self) -> dict[str, int]:
-        return {}
-
     def _row(self, stage: Stage, row: Row) -> RowResult:
         state = self._streams[row.stream]
         match stage:
