@@ -20,8 +20,8 @@ from breeze_rtc.sip.player import FRAME_BYTES
 RATE = 8_000
 POLL_S = 0.01
 CODECS = ("PCMU/8000", "PCMA/8000")
-MAX_CALLS = 32
-"""What PJSIP is built for."""
+MAX_CALLS = 4
+"""What the wheel of PJSIP is built for; those beyond are busy."""
 SILENCE = bytes(FRAME_BYTES)
 
 

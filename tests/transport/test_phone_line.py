@@ -1,0 +1,121 @@
+"""A telephone line without a network: what is written to it, and what a session hears from it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from breeze_rtc.clock import MS, MonotonicClock
+from breeze_rtc.media.line_codec import LineCodec
+from breeze_rtc.playback import SpeechPacket
+from breeze_rtc.sip.player import FRAME_BYTES, Player
+from breeze_rtc.transport.caller import BLOCK, RATE, CallerVoice
+from breeze_rtc.transport.carrier import Asterisk, Out
+from breeze_rtc.transport.phone import PhoneLine
+
+
+class Hand:
+    """A clock that is set."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def now(self) -> int:
+        return self.at
+
+
+@pytest.mark.parametrize(("law", "silence"), [("ulaw", b"\xff"), ("alaw", b"\xd5"), ("slin", b"\0\0")])
+async def test_what_cannot_be_decoded_is_twenty_milliseconds_of_the_lines_own_silence(law: str, silence: bytes) -> None:
+    """A broken packet, and a tail shorter than a piece: carriers play what they get, and 0x00 is a bang in mu-law.
+
+    Reproduces tails that one carrier refused for being shorter than 20 ms.
+    """
+    line = PhoneLine(Asterisk(), clock=MonotonicClock(), on_report=lambda report: None)
+    line.receive(json.dumps({"event": "MEDIA_START", "format": law}))
+    sent: list[Out] = []
+
+    async def send(out: Out) -> None:
+        sent.append(out)
+
+    running = asyncio.create_task(line.run(send))
+    line.write(1, (SpeechPacket(0, b"\xff\xff\xff"),))
+    line.end(1)
+    await asyncio.sleep(0.1)
+    running.cancel()
+    assert [out for out in sent if isinstance(out, bytes)] == [160 * silence]
+
+
+async def blocks_of(voice: CallerVoice) -> np.ndarray:
+    voice.close()
+    return np.concatenate([np.zeros(0, np.float32), *voice._blocks])
+
+
+async def test_the_session_gets_sixteen_kilohertz_of_a_line_of_eight() -> None:
+    """A tone keeps its pitch.  Reproduces a turn model that was fed 8 kHz as if it were 16, and was silently wrong."""
+    voice = CallerVoice(Hand())
+    tone = (8_000 * np.sin(2 * np.pi * 1_000 * np.arange(8_000) / 8_000)).astype(np.int16)
+    for at in range(0, len(tone), 160):
+        voice.hear(tone[at : at + 160], 8_000)
+    heard = await blocks_of(voice)
+    assert len(heard) % BLOCK == 0
+    spectrum = np.abs(np.fft.rfft(heard))
+    assert abs(np.argmax(spectrum) * RATE / len(heard) - 1_000) < 3
+
+
+async def test_a_line_that_stalls_within_a_word_loses_nothing_of_it() -> None:
+    """250 ms without a packet, then all of them at once: every sample comes out once, and the tone has no break.
+
+    Reproduces a resampler that forgot its state after 200 ms, and 50 to 100 ms of the word with it.
+    """
+    clock = Hand()
+    voice, smooth = CallerVoice(clock), CallerVoice(Hand())
+    tone = (8_000 * np.sin(2 * np.pi * 700 * np.arange(8_000) / 8_000)).astype(np.int16)
+    for at in range(0, len(tone), 160):
+        number = at // 160
+        # Pieces 10 to 21 come together with piece 22.
+        clock.at = (22 if 10 <= number < 22 else number) * 20 * MS
+        voice.hear(tone[at : at + 160], 8_000)
+        smooth.hear(tone[at : at + 160], 8_000)
+    heard, expected = await blocks_of(voice), await blocks_of(smooth)
+    # The stall is filled with silence, since nobody knew it for one; all of the tone is there besides.
+    loud = heard[np.convolve(np.abs(heard), np.ones(80), "same") > 1]
+    assert abs(len(loud) - len(expected)) <= 160
+    assert voice.dropped_blocks == 0
+
+
+def test_the_player_pads_nothing_and_tells_marks_when_they_are_passed() -> None:
+    """An odd last piece comes out as short as it is; a mark comes once the clock asks for what is after it."""
+    player = Player()
+    player.mark("at once")
+    player.put(bytes(FRAME_BYTES + 100))
+    player.mark("end")
+    assert player.next() == (bytes(FRAME_BYTES), ["at once"])
+    assert player.next() == (bytes(100), [])
+    assert player.next() == (b"", ["end"])
+    assert player.waiting_bytes == 0
+
+
+def test_a_clear_of_the_player_gives_its_marks_back_and_what_follows_is_whole() -> None:
+    player = Player()
+    player.put(bytes(10 * FRAME_BYTES))
+    player.mark("never")
+    player.next()
+    assert player.clear() == ["never"]
+    assert player.next() == (b"", [])
+    player.put(b"\1" * FRAME_BYTES)
+    player.mark("heard")
+    assert player.next() == (b"\1" * FRAME_BYTES, [])
+    assert player.next() == (b"", ["heard"])
+    assert player.clear() == []
+
+
+def test_the_laws_differ() -> None:
+    """A-law read as mu-law is noise: reproduces a European line that was taken for an American one."""
+    tone = (0.3 * np.sin(2 * np.pi * 440 * np.arange(800) / 8_000)).astype(np.float32)
+    wrong = LineCodec("PCMU").decode(LineCodec("PCMA").encode(tone)).astype(np.float32) / 32_768
+    right = LineCodec("PCMA").decode(LineCodec("PCMA").encode(tone)).astype(np.float32) / 32_768
+    assert np.std(right - tone) < 0.01
+    assert np.std(wrong - tone) > 0.1
