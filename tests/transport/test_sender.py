@@ -236,7 +236,8 @@ async def test_a_new_connection_goes_on_with_clock_timestamps_and_unheard_speech
     every = [rtp.distance(origin, p.timestamp) for packets in heard for p in packets]
     assert all(b - a >= 960 and (b - a) % 960 == 0 for a, b in itertools.pairwise(every))
     assert abs(every[-1] - slots.ticks_at(clock.now())) < 48_000
-    assert playout.gaps == 0
+    # The time between is no gap of ours, though a busy machine may make some.
+    assert playout.gap_slots * 960 < rtp.distance(before[-1].timestamp, after[0].timestamp)
 
 
 async def test_calls_share_a_ticker_and_leave_it() -> None:
