@@ -50,7 +50,9 @@ LlmOffline = Annotated[bool, typer.Option(help="Answer with the small language m
 Trace = Annotated[
     Path | None, typer.Option(help="Record what the scheduler is told in this file; see: breeze-rtc trace show.")
 ]
-Record = Annotated[Path | None, typer.Option(help="Keep each caller's voice as a WAV file in this folder.")]
+Record = Annotated[
+    Path | None, typer.Option(help="Keep each call as a WAV file in this folder: the caller left, the agent right.")
+]
 MaxCalls = Annotated[int, typer.Option(min=1, help="Calls held at the same time.")]
 IceUrl = Annotated[list[str] | None, typer.Option(help="A STUN or TURN address, e.g. stun:stun.example.org:3478.")]
 IceUser = Annotated[str | None, typer.Option(help="The user name for the TURN servers.")]

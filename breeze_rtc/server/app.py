@@ -75,8 +75,8 @@ class VoiceServer:
 
     engine: takes the place of one made from `model`, `device`, `threads` and `trace`; it is started and closed here.
     listens: whether the microphone is turned into text; without the `listen` extra it is not, and the page says how to
-    get it.  recogniser: makes what does that (`agent.transcription` has some).  recordings: a folder for the callers'
-    voices, a WAV file each.  allowed_origins: pages of other hosts that may call; the server's own always may.  phone:
+    get it.  recogniser: makes what does that (`agent.transcription` has some).  recordings: a folder for the calls, a
+    stereo WAV file each.  allowed_origins: pages of other hosts that may call; the server's own always may.  phone:
     answer telephone calls too.  on_ready: called once all is loaded.
     """
 

@@ -32,7 +32,7 @@ from breeze_rtc.server.metrics import Metrics
 from breeze_rtc.transport import signaling
 from breeze_rtc.transport.jitter_buffer import Tally
 from breeze_rtc.transport.pacer import Pacer
-from breeze_rtc.transport.uplink import recorded
+from breeze_rtc.transport.recording import CallRecording
 from breeze_rtc.transport.webrtc import WebRtcCall
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class PageCall:
         self._activity = activity
         self._ears = ears
         self._listen_fix = listen_fix
-        self._recording = recording
+        self._recording = CallRecording(recording) if recording is not None else None
         self.ice_servers = ice_servers
         self._ice_renewal_s = ice_renewal_s
         self._silent_page_s = silent_page_s
@@ -137,6 +137,8 @@ class PageCall:
             sample_rate=engine.sample_rate,
             clock=self._clock,
         )
+        if self._recording is not None:
+            self._webrtc.on_slot = self._recording.agent
         self._sink = MeteredSink(self._webrtc.sink, metrics, engine.sample_rate, self._first_packet)
         self._session = AgentSession(
             callbacks, call=self, voice=engine, ears=ears, activity=activity, observe=metrics.observe
@@ -209,10 +211,10 @@ class PageCall:
         self._put(_SAY[message["type"]](message))
 
     async def microphone(self) -> AsyncIterator[Samples]:
-        blocks = self._webrtc.uplink()
-        if self._recording is not None:
-            blocks = recorded(blocks, self._recording)
-        async for block in blocks:
+        async for block in self._webrtc.uplink():
+            if self._recording is not None:
+                assert self._webrtc.uplink_clock_ns is not None, "a block has come"
+                self._recording.caller(block, self._webrtc.uplink_clock_ns)
             yield block.samples
 
     # -- the call's life
@@ -317,6 +319,9 @@ class PageCall:
                     await socket.close(self._end_code, self._end_reason)
         except (TimeoutError, RuntimeError, WebSocketDisconnect, OSError):
             log.debug("the page was gone before it could be told why the call ended")
+        finally:
+            if self._recording is not None:
+                self._recording.close()
 
     async def _watch_peer(self) -> None:
         await self._webrtc.closed.wait()

@@ -25,13 +25,10 @@ All that is used of the private parts of aiortc 1.16 for receiving is in this mo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import wave
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pylibsrtp
@@ -266,57 +263,3 @@ class UplinkReceiver(RTCRtpReceiver):
                 streams.clear()
                 streams[packet.ssrc] = StreamStatistics(rtp.RTP_RATE)
             streams[packet.ssrc].add(cast(RtpPacket, packet))  # of which it reads two numbers, named as ours are
-
-
-async def recorded(blocks: AsyncIterator[Block], path: Path) -> AsyncIterator[Block]:
-    """The same blocks, written on the way to a 16-bit WAV file, each in its place on the uplink clock.
-
-    A call of so many seconds makes a file of so many seconds, whatever stalled or was lost.  A disk that is full ends
-    the recording and not the call.
-    """
-    recording = _Recording(path)
-    try:
-        async for block in blocks:
-            recording.write(block)
-            yield block
-    finally:
-        recording.close()
-
-
-class _Recording:
-    """A WAV file that may fail."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: BinaryIO | None = None
-        self._wave: wave.Wave_write | None = None
-        self._has_failed = False
-        self._written = 0
-
-    def write(self, block: Block) -> None:
-        if self._has_failed:
-            return
-        pcm = (np.clip(block.samples, -1.0, 1.0) * 32_767).astype("<i2").tobytes()
-        try:
-            if self._wave is None:
-                self._open()
-            assert self._wave is not None
-            # Brings the length in the head up to date, so that the file is whole also where the process is killed.
-            self._wave.writeframes(bytes(2 * (block.at_samples - self._written)) + pcm)
-        except OSError as error:
-            self._has_failed = True
-            logger.error("the recording %s ends here: %s", self._path, error)
-        self._written = block.at_samples + BLOCK
-
-    def close(self) -> None:
-        for part in (self._wave, self._file):
-            if part is not None:
-                with contextlib.suppress(OSError):
-                    part.close()
-
-    def _open(self) -> None:
-        self._file = self._path.open("wb")
-        self._wave = wave.Wave_write(self._file)
-        self._wave.setnchannels(1)
-        self._wave.setsampwidth(2)
-        self._wave.setframerate(RATE)

@@ -116,6 +116,8 @@ class WebRtcCall:
         # Set once media can flow; set once all is released.
         self.connected = asyncio.Event()
         self.closed = asyncio.Event()
+        # Told of each slot after it has left, and when slot 0 left.
+        self.on_slot: Callable[[Slot, int], None] = lambda slot, clock_ns: None
         # Why the call ended; empty while it runs.
         self.close_reason = ""
         # None until the first packet has left.
@@ -260,6 +262,11 @@ class WebRtcCall:
     def addresses(self) -> list[str]:
         """Where the listener was told to find us."""
         return self._peer.addresses
+
+    @property
+    def uplink_clock_ns(self) -> int | None:
+        """When sample 0 of the microphone came; None before it has."""
+        return self._uplink.received_ns
 
     def stats(self) -> CallStats:
         sink, playhead = self.sink, self._playhead
@@ -411,6 +418,7 @@ class WebRtcCall:
     def _on_slot(self, slot: Slot, now: int) -> None:
         assert self.sink.clock is not None
         self._late_ns.append(now - self.sink.clock.leaves_at(slot.index))
+        self.on_slot(slot, self.sink.clock.start_ns)
         if self._playhead is None:
             self._playhead = Playhead(self.sink.clock, self._sender.origin_rtp)
 

@@ -7,8 +7,8 @@ import random
 import threading
 import time
 import wave
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,23 @@ from python_listener import Microphone, PythonListener, clock
 from breeze_rtc.clock import MS, VirtualClock
 from breeze_rtc.media.opus import SpeechEncoder
 from breeze_rtc.media.rtp import Packet
-from breeze_rtc.transport.uplink import BLOCK, Block, Uplink, recorded
+from breeze_rtc.transport.recording import CallRecording
+from breeze_rtc.transport.uplink import BLOCK, Block, Uplink
 from breeze_rtc.transport.webrtc import WebRtcCall
 
 NOTE_S = 0.2
 NOTES = [400 + 100 * k for k in range(15)]
+
+
+async def recorded(blocks: AsyncIterator[Block], path: Path) -> AsyncGenerator[Block, None]:
+    """The same blocks, written on the way."""
+    recording = CallRecording(path)
+    try:
+        async for block in blocks:
+            recording.caller(block, 0)
+            yield block
+    finally:
+        recording.close()
 
 
 def melody(seconds: float) -> NDArray[np.int16]:
@@ -91,8 +103,8 @@ async def test_five_percent_loss_costs_five_percent_and_no_delay(tmp_path: Path)
         await meet(call, listener)
         read_ns: list[int] = []
         path = tmp_path / "uplink.wav"
-        async with asyncio.timeout(60):
-            async for block in recorded(call.uplink(), path):
+        async with asyncio.timeout(60), aclosing(recorded(call.uplink(), path)) as blocks:
+            async for block in blocks:
                 assert block.at_samples == len(read_ns) * BLOCK
                 read_ns.append(clock.now())
                 if len(read_ns) == 230:
@@ -108,8 +120,8 @@ async def test_five_percent_loss_costs_five_percent_and_no_delay(tmp_path: Path)
         assert np.median(delay_ms[:90]) < 10
         assert np.median(delay_ms[200:]) < 10
         with wave.open(str(path)) as file:
-            assert (file.getframerate(), file.getnchannels()) == (16_000, 1)
-            sound = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+            assert (file.getframerate(), file.getnchannels()) == (16_000, 2)
+            sound = np.frombuffer(file.readframes(file.getnframes()), "<i2")[::2]
         assert sound.size == 230 * BLOCK
         notes = [note_of(sound[start + 800 : start + 2_400]) for start in range(0, sound.size - 3_200, 3_200)]
         # A guess may hit a note's edge; all the others are where they were played.
@@ -259,7 +271,7 @@ async def test_a_recording_fills_what_was_not_read(tmp_path: Path) -> None:
     feed.uplink.close()
     assert len([block async for block in recorded(feed.uplink.blocks(), path)]) == 5
     with wave.open(str(path)) as file:
-        sound = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+        sound = np.frombuffer(file.readframes(file.getnframes()), "<i2")[::2]
     assert sound.size == 20 * BLOCK
     assert not sound[: 15 * BLOCK].any()
     assert sound[16 * BLOCK :].any()
