@@ -446,7 +446,7 @@ async def test_a_page_that_vanishes_frees_everything_and_disturbs_nobody() -> No
         async with hall.page() as page:
             await page.call()
             await page.type(STORY)
-            await page.one("heard", lambda message: message["chars"] > 10)
+            await page.one("heard", lambda message: message["chars"] > len("hello there"))
             await other.type("one two three four five six seven")
             await page.listener.vanish()
             page.socket.transport.abort()
