@@ -403,7 +403,8 @@ class Outcome:
     # True path delays.
     delays: list[float]
     bounds: list[float]
-    sources: list[str]
+    # How many positions came from each source.
+    sources: dict[str, int]
     times_s: list[float]
     # Of the same call with parts of the inputs taken away: "silent_1s", "silent_later", "rtcp", "nothing".
     without: dict[str, list[float]]
@@ -511,7 +512,7 @@ def judge(
     def note(name: str, look: Look) -> None:
         if (err := error(look)) is not None:
             without[name].append(err)
-            bounds[name].append(look.error_ns / MS)
+            bounds[name].append(round(look.error_ns / MS))
 
     for look in again(told, lambda said, now: isinstance(said, ReceiverReport) or is_silent(now) < 0):
         silent_s = is_silent(look.now)
@@ -522,17 +523,18 @@ def judge(
         note("rtcp", look)
     for look in again(told, lambda said, now: False):
         note("nothing", look)
+    names = [look.source for look, _ in judged]
     return Outcome(
         way=way.name,
         says=way.says,
         seconds=seconds,
-        live=[round(err, 2) for _, err in judged],
-        path=[round(look.path_ns / MS - delays[look.now], 2) for look, _ in judged],
-        delays=[round(delay, 2) for delay in delays.values()],
-        bounds=[round(look.error_ns / MS, 1) for look, _ in judged],
-        sources=[look.source for look, _ in judged],
-        times_s=[round((look.now - told.looks[0].now) / SECOND, 3) for look, _ in judged],
-        without={name: [round(e, 2) for e in errors] for name, errors in without.items()},
+        live=[round(err, 1) for _, err in judged],
+        path=[round(look.path_ns / MS - delays[look.now], 1) for look, _ in judged],
+        delays=[round(delay) for delay in delays.values()],
+        bounds=[round(look.error_ns / MS) for look, _ in judged],
+        sources={name: names.count(name) for name in sorted(set(names))},
+        times_s=[round((look.now - told.looks[0].now) / SECOND, 2) for look, _ in judged],
+        without={name: [round(e) for e in errors] for name, errors in without.items()},
         without_bounds=bounds,
         drift_ppm=round(recording.sink_ppm - way.server_ppm),
         believed_drift_ppm=drift_ppm,
