@@ -79,7 +79,9 @@ class PhoneLine:
                     self.complaints.append(event)
                 case Stopped():
                     self.close()
-        self._changed.set()
+            if not isinstance(event, Audio):
+                # The caller's voice comes fifty times a second, and would have each packet leave alone.
+                self._changed.set()
 
     async def wait_started(self) -> Started:
         """What the carrier says about the call, once it does; raises `PeerError` when the call ends before that."""
