@@ -143,7 +143,7 @@ def speak(model: SpeechModel, segments: list[TextSegment], frames: int, scale: f
         if frame:
             run(Stage.BACKBONE, frame, 1, prompt + frame)
         run(Stage.DEPTH, frame, 1)
-    codes: list[list[int]] = executor._ring[1, :frames].tolist()
+    codes: list[list[int]] = executor.state.ring[1, :frames].tolist()
     return codes
 
 

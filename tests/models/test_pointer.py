@@ -49,7 +49,7 @@ def test_stepping_equals_training() -> None:
             break
         executor.run(Step(0, Stage.DEPTH, (Row(1, 0, frames, 1),), 4))
         frames += 1
-    codes = executor._ring[0, :frames].clone()
+    codes = executor.state.ring[0, :frames].clone()
 
     vectors = torch.cat(
         [model.text(torch.tensor([piece.tokens]), torch.tensor([len(piece.tokens)]))[0] for piece in segment]
