@@ -89,7 +89,7 @@ def nano(*, vocab: int = 256) -> ModelConfig:
             sample_rate=24_000,
             frame_samples=960,
             layer_scale=0.1,
-            features=122,
+            features=162,
         ),
         pointer=PointerConfig(text=160, hidden=256),
     )
@@ -173,7 +173,7 @@ def tiny_pointer() -> ModelConfig:
             head="source_filter",
             sample_rate=24_000,
             frame_samples=960,
-            features=122,
+            features=162,
             layer_scale=0.5,
         ),
         pointer=PointerConfig(text=32, hidden=32),

@@ -27,7 +27,7 @@ class SourceFilterConfig:
     sample_rate: int = 24_000
     hop: int = 240  # samples a feature frame
     harmonic_bands: int = 80
-    noise_bands: int = 40
+    noise_bands: int = 80
     fft: int = 1024  # filters ring for at most fft - hop samples
     highest_harmonic_hz: float = 11_000.0
 

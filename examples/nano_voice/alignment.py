@@ -42,7 +42,7 @@ class Reader:
             chars = text.index(sentence, chars)
             items = read(sentence, self._lexicon, self._unknown)
             phonemes = joined(items)
-            features, units = self._teacher.speak(phonemes)
+            features, units, sound = self._teacher.speak(phonemes)
             trimmed = trim(features, {"units": units, "items": items})
             assert trimmed is not None, "the teacher said nothing"
             _, ends, first = trimmed
@@ -52,9 +52,9 @@ class Reader:
                 (chars + span.end(), samples / RATE + (first + end) / 100)
                 for span, end in zip(spans, spoken, strict=True)
             ]
-            sounds.append(self._teacher.sound(phonemes))
+            sounds.append(sound)
             chars += len(sentence)
-            samples += len(sounds[-1])
+            samples += len(sound)
         return Reading(np.concatenate(sounds), words)
 
 
@@ -82,11 +82,10 @@ def warp(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> NDArray[np.f
     total = np.full((rows + 1, columns + 1), np.inf)
     total[0, 0] = 0
     for i in range(1, rows + 1):
+        # line[j] = cost[j] + min(above[j], line[j - 1]), for all j at once.
         above = np.minimum(total[i - 1, :-1], total[i - 1, 1:])
-        line, previous = total[i], np.inf
-        for j in range(columns):
-            previous = min(above[j], previous) + cost[i - 1, j]
-            line[j + 1] = previous
+        spent = np.cumsum(cost[i - 1])
+        total[i, 1:] = np.minimum.accumulate(above - (spent - cost[i - 1])) + spent
     places: list[list[int]] = [[] for _ in range(rows)]
     i, j = rows, columns
     while i > 0 and j > 0:

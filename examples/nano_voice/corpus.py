@@ -32,31 +32,43 @@ class Utterance:
 
 
 class Corpus:
-    """Features (N, 122) float16 and the utterances in them."""
+    """Features (N, 162) float16 and the utterances in them."""
 
-    def __init__(self, features: NDArray[np.float16], utterances: list[Utterance]) -> None:
+    def __init__(
+        self, features: NDArray[np.float16], utterances: list[Utterance], sound: NDArray[np.int16] | None = None
+    ) -> None:
         self.features = features
         self.utterances = utterances
+        self.sound = sound
+        """240 samples for each row of features, where they were asked for."""
 
     @classmethod
-    def load(cls, work: Path, *, limit: int | None = None) -> Corpus:
+    def load(cls, work: Path, *, limit: int | None = None, with_sound: bool = False) -> Corpus:
+        """with_sound: only the shards of which the teacher's sound was kept."""
         parts: list[NDArray[np.float16]] = []
+        sounds: list[NDArray[np.int16]] = []
         utterances: list[Utterance] = []
         total = 0
         for path in tqdm(sorted((work / "data").glob("*.npz"))[:limit], desc="corpus", unit="shard"):
+            kept = path.with_suffix(".sound.npy")
+            if with_sound and not kept.exists():
+                continue
             shard = np.load(path)
+            sound = np.load(kept) if with_sound else None
             features, offset = shard["features"], 0
             for record in json.loads(str(shard["records"])):
-                rows = features[offset : offset + record["frames"]]
+                rows, begin = features[offset : offset + record["frames"]], offset
                 offset += record["frames"]
                 trimmed = trim(rows, record)
                 if trimmed is None:
                     continue
-                rows, ends, _ = trimmed
+                rows, ends, first = trimmed
+                if sound is not None:
+                    sounds.append(sound[(begin + first) * 240 : (begin + first + len(rows)) * 240])
                 utterances.append(Utterance(total, len(rows), record["items"], ends))
                 parts.append(rows)
                 total += len(rows)
-        return cls(np.concatenate(parts), utterances)
+        return cls(np.concatenate(parts), utterances, np.concatenate(sounds) if sounds else None)
 
     def rows(self, utterance: Utterance) -> NDArray[np.float16]:
         return self.features[utterance.start : utterance.start + utterance.frames]

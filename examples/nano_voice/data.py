@@ -1,7 +1,7 @@
 """Let the teacher speak: sentences -> phonemes, durations and spectral features, in shards that can be resumed.
 
-Features, 100 a second, 122 numbers each (the order that breeze_rtc.models.source_filter reads):
-log f0, voicing (0 or 1), 80 harmonic and 40 noise log amplitudes in mel bands.
+Features, 100 a second, 162 numbers each (the order that breeze_rtc.models.source_filter reads):
+log f0, voicing (0 or 1), 80 harmonic and 80 noise log amplitudes in mel bands.
 
     python examples/nano_voice/data.py --count 16000 --work nano_work
 """
@@ -27,9 +27,9 @@ from breeze_rtc.models.pronunciation import Lexicon
 
 HERE = Path(__file__).parent
 LEXICON = HERE.parents[1] / "breeze_rtc/voices/nano/lexicon.txt.gz"
-BANDS = (80, 40)
+BANDS = (80, 80)
 SHARD = 200
-HARMONIC_SHARE = 0.8
+SOUND_EVERY = 4  # shards; of the others the sound is not kept
 FLOOR = -9.5  # log amplitude: -82 dB, inaudible
 PIECE = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*'?|[.,;:!?]+")
 
@@ -72,16 +72,20 @@ class Teacher:
         *outputs, durations = self._session.run(None, feeds)
         return [output[0] for output in outputs], [round(float(units)) for units in durations]
 
-    def speak(self, phonemes: str) -> tuple[NDArray[np.float16], list[int]]:
-        """Features (T, 122) at 100 Hz, and 25 ms units for each phoneme, with one silent pad at either end."""
-        (harmonic, _, noise, free, _, f0), units = self._run(phonemes)
-        return self.features(harmonic, noise, free, f0), units
+    def speak(self, phonemes: str) -> tuple[NDArray[np.float16], list[int], NDArray[np.float32]]:
+        """Features (T, 162) at 100 Hz, 25 ms units for each phoneme with one silent pad at either end, and the sound.
 
-    def sound(self, phonemes: str) -> NDArray[np.float32]:
-        """The teacher's own voice, 24 kHz; feature t of `speak` stands at sample 240 (t + 1)."""
-        outputs, _ = self._run(phonemes)
-        pcm: NDArray[np.float32] = hibari.dsp.synth(*outputs, np.random.default_rng(0))
-        return pcm
+        The sound, at 24 kHz, has 240 T samples; feature t stands at sample 240 (t + 1).
+        """
+        ids = [0, *(self.vocabulary[sound] for sound in phonemes), 0]
+        feeds = {"ids": np.asarray([ids], np.int64), "speed": np.ones(1, np.float32)}
+        *outputs, durations = self._session.run(None, feeds)
+        outputs = [output[0] for output in outputs]
+        harmonic, _, noise, free, _, f0 = outputs
+        features = self.features(harmonic, noise, free, f0)
+        sound = hibari.dsp.synth(*outputs, np.random.default_rng(0))[: len(features) * 240]
+        padded = np.pad(sound, (0, len(features) * 240 - len(sound)))
+        return features, [round(float(units)) for units in durations], padded
 
     def features(
         self,
@@ -98,14 +102,11 @@ class Teacher:
             log_f0 = np.full(len(f0), np.log(200.0))
         # The teacher's spectra belong to an inverse STFT of 1200 points whose Hann windows' squares sum to 1.5.  A
         # cosine of amplitude 1 peaks at 300 there; white noise of unit variance through a filter of gain g sounds as
-        # loud as a random spectrum of mean power 1800 g^2.  Pulses of pitch f0 fill one bin in f0 / 20 with 1.5 times
-        # their power.
-        # The free branch (magnitude and phase without a model) is speech too: noise where it hisses, but where the
-        # voice sounds its low part is what the pulses lack, so there most of it goes to the harmonics.
-        share = np.clip((4000 - np.linspace(0, 12_000, 601)) / 2000, 0, 1)[:, None] * HARMONIC_SHARE * voiced
-        free_power = np.exp(2 * np.minimum(free, 7))
-        harmonic_power = np.exp(2 * np.minimum(harmonic, 7)) + share * free_power * np.maximum(f0, 40) / 30
-        noise_power = 2 * np.exp(2 * np.minimum(noise, 7)) + (1 - share) * free_power
+        # loud as a random spectrum of mean power 1800 g^2.
+        # The free branch (magnitude and phase without a model) is noise here.  Giving its low part to the harmonics
+        # where the voice sounds costs half a point of DistillMOS.
+        harmonic_power = np.exp(2 * np.minimum(harmonic, 7))
+        noise_power = 2 * np.exp(2 * np.minimum(noise, 7)) + np.exp(2 * np.minimum(free, 7))
         rows = np.concatenate(
             [
                 log_f0[None],
@@ -171,15 +172,19 @@ def main() -> None:
         path = folder / f"{number:04d}.npz"
         if path.exists():
             continue
-        features, records = [], []
+        features, records, sounds = [], [], []
         for text in texts[number * SHARD : (number + 1) * SHARD]:
             items = read(text, lexicon, unknown)
             phonemes = joined(items)
             if not 1 <= len(phonemes) <= 300 or any(sound not in teacher.vocabulary for sound in phonemes):
                 continue
-            spoken, units = teacher.speak(phonemes)
+            spoken, units, sound = teacher.speak(phonemes)
             records.append({"text": text, "items": items, "phonemes": phonemes, "units": units, "frames": len(spoken)})
             features.append(spoken)
+            if number % SOUND_EVERY == 0:
+                sounds.append((np.clip(sound, -1, 1) * 32767).astype(np.int16))
+        if sounds:
+            np.save(folder / f"{number:04d}.sound.npy", np.concatenate(sounds))
         temporary = path.with_suffix(".part")
         with temporary.open("wb") as file:
             np.savez(file, features=np.concatenate(features), records=np.array(json.dumps(records)))

@@ -100,7 +100,7 @@ def times(spoken: list[Spoken], readings: list[Reading]) -> dict[str, Any]:
 def ten_minutes(model: str) -> None:
     """One stream of ten minutes: it is spoken to its end, at the same rate in each minute."""
     texts = (HERE / "heldout_long.txt").read_text("utf-8").splitlines()
-    text = " ".join(texts + texts[:8])
+    text = " ".join(texts + texts[:15])
     (spoken,) = asyncio.run(speak(model, [text], {}, 1))
     minutes = len(spoken.pcm) / RATE / 60
     rates = []

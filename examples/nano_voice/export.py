@@ -1,6 +1,9 @@
 """Write the trained parts as the package's voice: half-precision weights, their config and the step graphs.
 
-python examples/nano_voice/export.py --work nano_work --out breeze_rtc/voices/nano
+    python examples/nano_voice/export.py --work nano_work --out breeze_rtc/voices/nano
+
+What was not trained is the package's: with nano_work/codec.pt alone, its language model stays.  The codec's encoder,
+which nothing that speaks needs, is written beside this file, so that others can train on from the package.
 """
 
 from __future__ import annotations
@@ -10,9 +13,9 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from train_codec import CodecTraining
+from train_codec import ENCODER, VOICE, CodecTraining, sharpener
 
 from breeze_rtc.models import presets, step_graphs
 from breeze_rtc.models.checkpoint import write_graphs
@@ -22,10 +25,11 @@ SAMPLING = {"temperature": 0.0, "depth_temperature": 0.0, "top_k": 0, "repetitio
 
 
 def codec_tensors(codec: CodecTraining) -> dict[str, Tensor]:
-    """The decoder's tensors; the features' scale and mean go into its last layer."""
+    """The decoder's tensors; the features' scale and mean and their sharpening go into its last layer."""
     state = {name: tensor.clone() for name, tensor in codec.decoder.state_dict().items()}
-    state["to_features.weight"] *= codec.scale[:, None]
-    state["to_features.bias"] = state["to_features.bias"] * codec.scale + codec.mean
+    sharp = sharpener()
+    state["to_features.weight"] = sharp @ (state["to_features.weight"] * codec.scale[:, None])
+    state["to_features.bias"] = sharp @ (state["to_features.bias"] * codec.scale + codec.mean)
     return {f"codec.{name}": tensor for name, tensor in state.items()}
 
 
@@ -34,14 +38,16 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("nano_work"))
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    codec = CodecTraining()
-    codec.load_state_dict(torch.load(arguments.work / "codec.pt")["model"])
-    saved = torch.load(arguments.work / "lm.pt")
-    tensors = {**saved["averaged"], **codec_tensors(codec)}
+    codec = CodecTraining.start(arguments.work)
+    language = arguments.work / "lm.pt"
+    tensors = torch.load(language)["averaged"] if language.exists() else load_file(VOICE / "model.safetensors")
+    tensors |= codec_tensors(codec)
     arguments.out.mkdir(parents=True, exist_ok=True)
     weights = arguments.out / "model.safetensors"
     save_file({name: tensor.half().contiguous() for name, tensor in sorted(tensors.items())}, weights)
     weights.chmod(0o644)
+    encoder = {name: tensor for name, tensor in codec.state_dict().items() if not name.startswith("decoder.")}
+    save_file({name: tensor.half() if tensor.dim() > 1 else tensor for name, tensor in encoder.items()}, ENCODER)
     config = {
         "model_type": "breeze_rtc",
         "preset": "nano",
@@ -53,7 +59,7 @@ def main() -> None:
     write_graphs(arguments.out, step_graphs.export(presets.nano(vocab=VOCABULARY)))
     size = sum(file.stat().st_size for file in arguments.out.iterdir())
     count = sum(tensor.numel() for tensor in tensors.values())
-    print(f"{arguments.out}: step {saved['step']}, {count:,} numbers, {size / 1e6:.2f} MB in all")
+    print(f"{arguments.out}: {count:,} numbers, {size / 1e6:.2f} MB in all")
 
 
 if __name__ == "__main__":

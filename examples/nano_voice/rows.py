@@ -24,7 +24,7 @@ CLAUSE_MARKS = frozenset(PUNCTUATION[mark] for mark in ",;:")
 @dataclass(frozen=True)
 class Batch:
     features: Tensor
-    """(B, 4 L, 122) float32."""
+    """(B, 4 L, 162) float32."""
     segments: list[list[int]]
     """Tokens of all text segments of all rows; the encoder sees each by itself."""
     window: Tensor

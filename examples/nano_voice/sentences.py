@@ -100,7 +100,10 @@ Once there was a {adjective} {noun} who lived near {city}.|In {year}, the {noun}
 {name} and {name} are going to {city} in {month}.|Do you know where {name} is?|
 Has {name} seen the {adjective} {noun}?|Let me look that up for you. It may take {small} seconds.|
 Please say your {product} number.|Press {small} for {noun}.|You can say {noun}, {noun}, or {noun}.|
-I have booked {dish} for {name}.|Thank you for calling, {name}.""".replace("\n", "").split("|")
+I have booked {dish} for {name}.|Thank you for calling, {name}.|
+It is spelled {letters}.|{surname} is spelled {letters}.|The code is {letters}, {digits}.|{letters}.|
+Was that {letters}?|How many {noun} do you need, {small} or {tens}?|Who called at {time} on {day}?|
+On {month} {ordinal}, {year}, {count} people saw the {noun}, and {phrase}.""".replace("\n", "").split("|")
 
 
 def _words(number: int | str, engine: inflect.engine) -> str:
@@ -165,6 +168,8 @@ class Sentences:
                     for _ in range(pick.randint(1, 3))
                 ]
                 return ", ".join(" ".join(group) for group in groups)
+            case "letters":
+                return ", ".join(pick.choices("abcdefghijklmnopqrstuvwxyz", k=pick.randint(2, 6)))
             case "money":
                 cents = pick.choice(["", "", f" and {_words(pick.randint(5, 99), self._numbers)} cents"])
                 return f"{_words(pick.randint(2, 999), self._numbers)} dollars{cents}"

@@ -2,7 +2,8 @@
 
     python examples/nano_voice/train_lm.py --work nano_work --steps 2200
 
-Resumes from nano_work/lm.pt.  The codes are made on the fly by the trained codec (nano_work/codec.pt).
+Resumes from nano_work/lm.pt.  The codes are made on the fly by the trained codec (nano_work/codec.pt), or by the
+package's.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from corpus import Corpus
 from rows import Batch, Rows
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import tqdm
-from train_codec import CodecTraining
+from train_codec import VOICE, CodecTraining
 
 from breeze_rtc.models.backbone import Backbone
 from breeze_rtc.models.depth import DepthDecoder
@@ -122,13 +124,13 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2.2e-3)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--frames", type=int, default=192, help="of each row")
+    parser.add_argument("--from-package", action="store_true", help="start from the package's, with a small --rate")
     parser.add_argument("--shards", type=int, default=None)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     corpus = Corpus.load(arguments.work, limit=arguments.shards)
-    codec = CodecTraining()
-    codec.load_state_dict(torch.load(arguments.work / "codec.pt")["model"])
+    codec = CodecTraining.start(arguments.work)
     codec.eval().requires_grad_(False)
 
     def encode(batch: Batch) -> Tensor:
@@ -137,8 +139,12 @@ def main() -> None:
 
     training, validation = corpus.utterances[:-120], corpus.utterances[-120:]
     model = LanguageModel(nano(vocab=VOCABULARY))
-    books = codec.decoder.codebooks
-    model.start_from(books, spread=books.square().sum(2).mean(1).sum().div(books.shape[2]).sqrt().item())
+    if arguments.from_package:
+        state = load_file(VOICE / "model.safetensors")
+        model.load_state_dict({name: t.float() for name, t in state.items() if not name.startswith("codec.")})
+    else:
+        books = codec.decoder.codebooks
+        model.start_from(books, spread=books.square().sum(2).mean(1).sum().div(books.shape[2]).sqrt().item())
     # Everything but matrices is spared weight decay.
     groups = [
         {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.05},

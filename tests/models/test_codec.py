@@ -67,6 +67,6 @@ def test_training_reaches_every_weight(codec: CodecDecoder) -> None:
     """Features of whole sequences have gradients in all parameters, the codebooks' included."""
     trained = CodecDecoder(tiny_pointer().codec)
     features = trained.features(codes(2, 10))
-    assert features.shape == (2, 122, 40)
+    assert features.shape == (2, 162, 40)
     features.square().sum().backward()
     assert [name for name, p in trained.named_parameters() if p.grad is None] == []

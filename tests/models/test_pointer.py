@@ -34,7 +34,7 @@ def test_stepping_equals_training() -> None:
     executor = Executor(model, max_streams=1, kv_pages=8)
     executor.open(1, 0, sampling=Sampling(temperature=0, depth_temperature=0, repetition_penalty=1))
     frontend = model.frontend()
-    segment = frontend.push("hello, you") + frontend.end()
+    segment = frontend.push("hello, you two") + frontend.end()
     tokens: list[int] = []
     for piece in segment:
         tokens += piece.tokens
