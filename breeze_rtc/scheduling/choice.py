@@ -164,10 +164,12 @@ class Chooser:
             # How late the later of the two would be, either way round.
             other_ns = min(text_ns, frame_ns)
             frames, group = next(iter(work.sizes.items()))
-            most = self._specs[Stage.CODEC].max_rows
+            most = NEVER
             if self._policy.rescues:
-                most = self._most_in_time(group, frames, work, other_ns)
-                group = group[:most]
+                in_time = self._most_in_time(group, frames, work, other_ns)
+                if in_time < len(group):
+                    # Where there is no time for all of these, there is none for riders.
+                    group, most = group[:in_time], in_time
             decode_ns = forecast.codec_ns(len(group), frames)
             spare_ns = codec[0].slack_ns + self._survey.codec_cost_ns - decode_ns
             codec_first_ns = max(0, -spare_ns, decode_ns - other_ns)
@@ -260,7 +262,7 @@ class Chooser:
         return chosen
 
     def _most_in_time(self, group: list[Stream], frames: int, work: Work, other_ns: int) -> int:
-        """How many chunks of so many frames one codec step may carry, riders included: usually as many as it holds.
+        """How many chunks of so many frames, least slack first, one codec step may carry: usually as many as it holds.
 
         A step cannot be interrupted, and one of many large chunks may take longer than the first of the group, which
         has least slack, can wait, or than all others can (`other_ns`: those who have no frame in hand).  Then it

@@ -181,17 +181,19 @@ def test_a_resting_stream_keeps_half_the_cap_or_four_times_what_its_chunk_takes(
     assert least_ms <= left_ms <= most_ms
 
 
-@pytest.mark.parametrize(("row_ms", "rows"), [(5, 4), (25, 2)])
-def test_riders_do_not_make_a_codec_step_longer_than_its_rows_can_wait(row_ms: int, rows: int) -> None:
-    """A full chunk with 100 ms until its deadline; three streams have as many frames in hand and would ride along."""
+@pytest.mark.parametrize(("row_ms", "rows"), [(5, 6), (25, 2)])
+def test_riders_do_not_lengthen_a_codec_step_that_was_cut_to_be_in_time(row_ms: int, rows: int) -> None:
+    """Three full chunks with 100 ms until their deadline; three streams have as many frames in hand and would ride
+    along.  Where three rows take 100 ms, two go, and nobody rides."""
     costs = CostTable({(Stage.CODEC, bucket, 2): bucket * row_ms * MS for bucket in BUCKETS})
     forecast = Forecast(SPECS, costs)
     survey = Survey(Policy(waits_for_rows=False), forecast, frame_ns=80 * MS)
     survey.frame_cost_ns = 60 * MS  # So the riders' chunks would be due after one more frame.
     chooser = Chooser(SPECS, Policy(waits_for_rows=False), forecast, survey, frame_ns=80 * MS)
     work = Work()
-    full, *riders = (stream_in_hand(number, target=2 if number == 0 else 4) for number in range(4))
-    work.codec, work.sizes, work.fills = [full], {2: [full]}, riders
+    full = [stream_in_hand(number, target=2) for number in range(3)]
+    riders = [stream_in_hand(number, target=4) for number in range(3, 6)]
+    work.codec, work.sizes, work.fills = full, {2: full}, riders
     choice = chooser.choose(work, 0)
     assert choice is not None
     assert choice.stage is Stage.CODEC
