@@ -218,6 +218,8 @@ async def run(options: argparse.Namespace) -> None:
         rows: dict[str, dict[str, float]] = {}
         for name in options.rows:
             trace = options.trace / f"live_{name}.jsonl" if options.trace else None
+            if trace is not None:
+                trace.parent.mkdir(parents=True, exist_ok=True)
             model = "nano" if ROWS[name].has_graphs else str(eager)
             engine = Engine(model, max_streams=MAX_STREAMS, policy=ROWS[name].policy, trace=trace)
             row = rows[name] = await run_row(engine, streams, options.seconds, options.seed)
