@@ -65,7 +65,7 @@ class SpeechEncoder:
     """
 
     def __init__(
-        self, sample_rate: int = 24_000, *, bit_rate: int = 48_000, complexity: int = 0, expected_loss: int = 10
+        self, sample_rate: int = 24_000, *, bit_rate: int = 64_000, complexity: int = 0, expected_loss: int = 10
     ) -> None:
         """Mono at `sample_rate` (8, 12, 16, 24 or 48 kHz).
 
@@ -73,8 +73,8 @@ class SpeechEncoder:
             the one before it (in-band FEC), out of the same bit rate; 0 leaves it out.
 
         `bench/opus_speech.py` has the figures behind the defaults.  Copies are what counts: speech that loses a tenth
-        of its packets scores 3.7 in PESQ with them and 2.2 without.  Bits are cheaper than the encoder's time: 48 kb/s
-        at complexity 0 sound as good as 32 at 5, and take 6 ms of a core for a second of speech instead of 12.
+        of its packets scores 4.0 in PESQ with them and 2.3 without.  At 64 kb/s they cost nothing that is heard where
+        nothing is lost, so they need not wait for a report of loss, which comes when the sound is made up already.
         """
         self.packet_samples = sample_rate * PACKET_MS // 1000
         self._look_ahead = LOOK_AHEAD_48K * sample_rate // RTP_RATE
