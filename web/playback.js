@@ -423,11 +423,13 @@ export class Playback {
       let packets = 0;
       let microphoneLevel = 0;
       let countsDevice = false;
+      let samples = 0;
       for (const entry of received.values()) {
         if (entry.type === "inbound-rtp" && entry.kind === "audio") {
           this.#readInbound(entry, nowMs);
           agentLevel = entry.audioLevel ?? 0;
           packets = entry.packetsReceived ?? 0;
+          samples = entry.totalSamplesReceived ?? 0;
         } else if (entry.type === "media-playout") {
           countsDevice = true;
           this.#deviceDelay.add(nowMs, entry.totalPlayoutDelay, entry.totalSamplesCount);
@@ -436,7 +438,8 @@ export class Playback {
       for (const entry of sent?.values() ?? []) {
         if (entry.type === "media-source") microphoneLevel = entry.audioLevel ?? 0;
       }
-      this.#countsDevice = countsDevice;
+      // A browser that counts the device begins to with the first sample it plays, not before.
+      if (samples > 0) this.#countsDevice = countsDevice;
       this.#onChange({ agentLevel: this.#audio.muted ? 0 : agentLevel, microphoneLevel, packets });
     } catch (error) {
       // A connection that closes under us has no statistics any more; the call ends through its own events.

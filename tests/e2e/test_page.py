@@ -47,6 +47,12 @@ PLAY = """
   const out = tone.createMediaStreamDestination();
   oscillator.connect(out);
   oscillator.start();
+  // The context that a Playback asks for its device, if it ever does: before its first numbers it may, at any time.
+  const Plain = AudioContext;
+  window.AudioContext = class extends Plain {
+    constructor(options) { super(options); window.context = this; }
+    get outputLatency() { return 0.030; }
+  };
   window.connect = async () => {
     const [from, to] = [new RTCPeerConnection(), new RTCPeerConnection()];
     from.onicecandidate = ({ candidate }) => to.addIceCandidate(candidate);
@@ -295,11 +301,6 @@ def test_a_suspended_audio_context_keeps_no_report(playing: Page) -> None:
           const { getStats } = RTCRtpReceiver.prototype;
           RTCRtpReceiver.prototype.getStats = async function () {
             return new Map([...await getStats.call(this)].filter(([, { type }]) => type !== "media-playout"));
-          };
-          const Plain = AudioContext;
-          window.AudioContext = class extends Plain {
-            constructor(options) { super(options); window.context = this; }
-            get outputLatency() { return 0.030; }
           };
           navigator.mediaDevices.dispatchEvent(new Event("devicechange"));
           playback.speechBegins(1);
