@@ -132,7 +132,9 @@ async def report(engine: Engine, listener: Listener, stream: int) -> None:
             if playout.clock is None or playout.first_ticks(stream) is None:
                 continue
             now = clock.now()
-            heard = playout.heard_samples(stream, playout.clock.ticks_at(now - PATH_NS))
+            ear_ticks = playout.clock.ticks_at(now - PATH_NS)
+            heard = playout.heard_samples(stream, ear_ticks)
+            playout.forget(ear_ticks)
             engine.report(PlaybackReport(stream, heard, now, PATH_NS, dry_at_ns=playout.dry_at(stream, now)))
 
 

@@ -45,6 +45,7 @@ from breeze_rtc.errors import (
 )
 from breeze_rtc.playback import PlaybackReport
 from breeze_rtc.runtime.engine import MAX_TEXT_CHARS, SAMPLING_RANGES, Engine, SentenceSpeech, Speech
+from breeze_rtc.runtime.process import freeze_heap
 from breeze_rtc.scheduling.stream import Priority
 from breeze_rtc.server import metrics as metrics_module
 from breeze_rtc.server.call import RETURN_S, SILENT_PAGE_S, PageCall, refuse
@@ -627,6 +628,7 @@ def http_server(server: VoiceServer) -> uvicorn.Server:
 async def serve(server: VoiceServer, address: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM.  Raises what keeps the engine from starting."""
     async with server.lifespan(), server.answering_sip(address):
+        freeze_heap()
         await http_server(server).serve(sockets=[address])
 
 
