@@ -53,7 +53,10 @@ async def reply(session: AgentSession, turn: Any) -> AsyncGenerator[str, None]:
 def test_a_browser_behind_a_firewall_talks_through_coturn(
     quiet_browser: Browser, loop: asyncio.AbstractEventLoop, relay_only: bool
 ) -> None:
-    """With credentials of an hour, and others for its next connection; also where the server relays as well."""
+    """With credentials of an hour, and others for its next connection; also where the server relays as well.
+
+    (aioice#47, pipecat#1808)
+    """
 
     def run(work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result(60)

@@ -150,7 +150,8 @@ async def test_speech_from_the_microphone_interrupts_and_is_answered(tmp_path: P
 
 async def test_a_caller_is_heard_from_the_first_packet_while_the_model_is_cold(tmp_path: Path) -> None:
     """The voice takes two seconds to its first sound; who speaks meanwhile loses no word of it, and is as long in the
-    recording as they spoke."""
+    recording as they spoke.  (pipecat#5868)
+    """
     speech = spoken("stop now, and listen to me please", rate=48_000)
     began: list[float] = []
 

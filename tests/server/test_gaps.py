@@ -24,7 +24,10 @@ async def tell(session: AgentSession) -> AsyncGenerator[str, None]:
 
 
 async def test_parallel_calls_have_no_gaps_while_the_voice_speaks_to_all_of_them() -> None:
-    """Four callers, a story without an end for each: not one slot of silence in mid-sentence in eight seconds."""
+    """Four callers, a story without an end for each: not one slot of silence in mid-sentence in eight seconds.
+
+    (pipecat#3092, #3378)
+    """
     stood_still_s = 0.0
 
     async def watch() -> None:

@@ -127,7 +127,10 @@ class StunServer(asyncio.DatagramProtocol):
 
 @pytest.mark.parametrize("kind", ["stun", "turn"])
 async def test_a_dead_server_costs_a_third_of_a_second(kind: str) -> None:
-    """Not five: the answer leaves without what it would have said, and the call is up at once."""
+    """Not five: the answer leaves without what it would have said, and the call is up at once.
+
+    (aioice#4, aiortc#1183)
+    """
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as dead:
         dead.bind((own_address(), 0))
         url = f"{kind}:{own_address()}:{dead.getsockname()[1]}"

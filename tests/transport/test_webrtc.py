@@ -136,7 +136,7 @@ async def test_sound_arrives_sample_by_sample_where_the_map_says() -> None:
 
 
 async def test_nothing_is_lost_at_the_first_and_last_sample_of_twenty_utterances() -> None:
-    """The first is written before there is a connection: it waits until the listener plays."""
+    """The first is written before there is a connection: it waits until the listener plays.  (livekit#5158)"""
     t = np.arange(2_400) / 24_000
     ping = np.sin(2 * np.pi * 1_000 * t) * 9_000 * (t % 0.08 < 0.02)  # The first and the last 20 ms.
     encoder = SpeechEncoder()
@@ -306,7 +306,10 @@ async def test_after_a_pause_speech_goes_on_where_the_listener_fell_silent() -> 
 
 
 async def test_a_stuck_channel_costs_certainty_and_a_listener_asleep_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports stop while packets arrive: speech goes on by the last delay, and says so.  RTCP stops too: it waits."""
+    """Reports stop while packets arrive: speech goes on by the last delay, and says so.  RTCP stops too: it waits.
+
+    (WebAudio#790)
+    """
     monkeypatch.setattr("breeze_rtc.transport.playhead.FROZEN_NS", 2 * SECOND)
     monkeypatch.setattr("breeze_rtc.transport.playhead.RTCP_ALIVE_NS", 2 * SECOND)
     async with Conversation(reports=False) as talk:
@@ -781,7 +784,10 @@ def sockets() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 async def test_forty_calls_leave_nothing_behind() -> None:
-    """No task, no thread, no socket, no place with the ticker, no call object, and no memory to speak of."""
+    """No task, no thread, no socket, no place with the ticker, no call object, and no memory to speak of.
+
+    (livekit#2166, python-sdks#449)
+    """
     gc.collect()  # sockets of earlier tests
     tasks, threads, opened, pacer = len(asyncio.all_tasks()), threading.active_count(), sockets(), Pacer()
     for number in range(40):
