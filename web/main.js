@@ -238,6 +238,7 @@ function start(wantsMicrophone) {
 
   const address = new URL("call", location.href);
   address.protocol = location.protocol === "https:" ? "wss:" : "ws:";
+  if (!element("voices").hidden) address.searchParams.set("voice", element("voice-choice").value);
   const mine = new Call({
     url: address.href,
     audio: element("audio"),
@@ -367,6 +368,16 @@ element("lede").replaceChildren(
     }),
 );
 
+/** Offer the voices of the server, where it leaves the choice to its pages. */
+async function offerVoices() {
+  const answer = await fetch(new URL("health", location.href));
+  const { page_voices: voices = [] } = await answer.json();
+  element("voice-choice").replaceChildren(...voices.map((voice) => new Option(voice)));
+  element("voices").hidden = voices.length < 2;
+}
+
+offerVoices().catch(() => {}); // a server that is away is named when the call starts
+
 // ---- what is pressed -----------------------------------------------------------------------------------------------
 
 const isPressed = (id) => element(id).getAttribute("aria-pressed") === "true";
@@ -410,7 +421,7 @@ element("form").addEventListener("submit", (event) => {
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
   const isTyping = event.target instanceof HTMLInputElement;
-  const isOnControl = event.target.closest?.("button, summary, a, input") !== null;
+  const isOnControl = event.target.closest?.("button, summary, a, input, select") !== null;
   if (event.key === "Escape") interrupt();
   else if (event.key === " " && !isOnControl) {
     event.preventDefault();

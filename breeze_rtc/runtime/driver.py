@@ -53,6 +53,7 @@ from breeze_rtc.scheduling.stream import Feed, Priority
 if TYPE_CHECKING:
     from breeze_rtc.models.speech_model import TextFrontend
     from breeze_rtc.runtime.executor import Executor
+    from breeze_rtc.runtime.sentence_executor import Ensemble
     from breeze_rtc.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ class Driver:
         line: Line,
         clock: Clock,
         scheduler: Scheduler,
-        executor: Executor,
+        executor: Executor | Ensemble,
         frontend: Callable[[str], TextFrontend],
         max_frames: int,
         rows: Callable[[dict[str, float]], int] = lambda _sampling: 1,

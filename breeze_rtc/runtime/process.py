@@ -157,6 +157,7 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
 
     from breeze_rtc.models.speech_model import SpeechModel
     from breeze_rtc.runtime.executor import Executor, kept_positions, merged
+    from breeze_rtc.runtime.sentence_executor import Ensemble, sentence_voices
     from breeze_rtc.scheduling.costs import CostTable
     from breeze_rtc.scheduling.policy import Policy
     from breeze_rtc.scheduling.scheduler import PROMPT_TOKENS, Scheduler
@@ -185,6 +186,7 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
             executor.record_graphs(CudaRecorder())
         except RuntimeError:
             log.exception("CUDA graphs cannot be captured here; every step runs eagerly, which is several times slower")
+    beside = sentence_voices(model)
     clock = MonotonicClock()
     costs = CostTable()
     if start.measures:
@@ -215,13 +217,18 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
         line=line,
         clock=clock,
         scheduler=scheduler,
-        executor=executor,
-        frontend=model.frontend,
+        executor=Ensemble(executor, {name: other for name, (other, _) in beside.items()}) if beside else executor,
+        frontend=lambda voice: beside[voice][1]() if voice in beside else model.frontend(voice),
         max_frames=max_frames,
         rows=lambda sampling: 1 if merged(model.sampling, sampling).cfg_scale == 1 else 2,
     )
     ready = Ready(
-        start.model, executor.sample_rate, executor.frame_samples, model.voices, model.licence_note, executor.feed
+        start.model,
+        executor.sample_rate,
+        executor.frame_samples,
+        (*model.voices, *beside),
+        model.licence_note,
+        executor.feed,
     )
     return driver, ready
 

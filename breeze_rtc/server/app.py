@@ -19,7 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -236,7 +236,7 @@ class VoiceServer:
             await self._resume(socket, token)
             return
         try:
-            call = self._make_call(_address(socket))
+            call = self._make_call(_address(socket), voice=socket.query_params.get("voice"))
         except HttpError as error:
             await refuse(socket, error.code, error.message, error.fix)
             return
@@ -258,12 +258,23 @@ class VoiceServer:
         await socket.accept()
         await call.serve(socket, received=int(received))
 
-    def _make_call(self, address: str, *, has_page: bool = True) -> PageCall:
-        """Raises HttpError when there is no line."""
+    def _page_voices(self) -> tuple[str, ...]:
+        """What a page may choose from: nothing where the agent has its own voice."""
+        return self.engine.voices if self._callbacks.voice is None and self.engine.is_running else ()
+
+    def _make_call(self, address: str, *, has_page: bool = True, voice: str | None = None) -> PageCall:
+        """voice: the page's choice.  Raises HttpError when there is no line, and for a voice that is not offered."""
         if self._activity is None:
             raise HttpError(503, "not_started", "the server is not ready", "Is its lifespan running?", 2.0)
         if len(self._calls) >= self._max_calls:
             self._no_line(f"all {self._max_calls} lines are taken", "Wait for a call to end, or raise --max-calls.")
+        callbacks = self._callbacks
+        if voice is not None:
+            offered = self._page_voices()
+            if voice not in offered:
+                fix = f"One of: {', '.join(offered)}." if offered else "Leave it out: the agent has its own."
+                raise HttpError(400, "unknown_voice", "this voice is not offered", fix)
+            callbacks = replace(callbacks, voice=voice)
         held = self._by_address[address]
         if self._max_calls_per_address is not None and held >= self._max_calls_per_address:
             self._no_line(
@@ -274,7 +285,7 @@ class VoiceServer:
         try:
             call = PageCall(
                 engine=self.engine,
-                callbacks=self._callbacks,
+                callbacks=callbacks,
                 metrics=self.metrics,
                 activity=self._activity,
                 ears=self._listener,
@@ -414,6 +425,7 @@ class VoiceServer:
             "status": "ok" if is_up else "engine_down",
             "model": self.engine.model_name,
             "voices": list(self.engine.voices) if is_up else [],
+            "page_voices": list(self._page_voices()),
             "listens": self._listener is not None,
             "calls": len(self._calls),
             "max_calls": self._max_calls,

@@ -221,7 +221,25 @@ def test_the_page_asks_nobody_else_for_anything(quiet_browser: Browser, address:
     page.close()
     assert len(answers) >= 6
     assert all(url.startswith(address) or url.startswith("data:") for url, _ in answers)
-    assert all(status == 200 for _, status in answers)
+    # Behind these files there is no server that could say how it is.
+    assert all(status == 200 for url, status in answers if not url.endswith("/health"))
+
+
+def test_the_page_offers_the_servers_voices(quiet_browser: Browser, address: str) -> None:
+    """Only where there is a choice; what was chosen goes with the call."""
+    page = quiet_browser.new_page()
+    offered: list[str] = []
+    page.route("**/health", lambda route: route.fulfill(json={"page_voices": offered}))
+    for voices, is_offered in ((["nano"], False), (["nano", "hibari"], True)):
+        offered[:] = voices
+        page.goto(address)
+        page.wait_for_load_state("networkidle")
+        assert page.locator("#voices").is_visible() == is_offered
+    page.select_option("#voice-choice", "hibari")
+    with page.expect_websocket() as socket:
+        page.click("#start-typing")
+    assert socket.value.url.endswith("/call?voice=hibari")
+    page.close()
 
 
 def test_nothing_sticks_out_of_a_narrow_screen(quiet_browser: Browser, address: str) -> None:

@@ -234,6 +234,22 @@ def test_mounting_keeps_the_apps_own_routes_and_life() -> None:
     assert not engine.is_running
 
 
+def test_a_page_chooses_its_voice_where_the_agent_has_none() -> None:
+    """The choice is in the health and in the hello of the call; what is not offered is refused by name."""
+    app = create_app(VoiceServer(Callbacks(), engine=ToneEngine(), listens=False))
+    with TestClient(app) as client:
+        assert client.get("/health").json()["page_voices"] == ["high", "low"]
+        for address, voice in (("/call", "high"), ("/call?voice=low", "low")):
+            with client.websocket_connect(address) as page:
+                assert page.receive_json()["voice"] == voice
+        with client.websocket_connect("/call?voice=nobody") as page:
+            assert page.receive_json()["code"] == "unknown_voice"
+    with TestClient(create_app(VoiceServer(Callbacks(voice="low"), engine=ToneEngine(), listens=False))) as client:
+        assert client.get("/health").json()["page_voices"] == []
+        with client.websocket_connect("/call?voice=high") as page:
+            assert page.receive_json()["code"] == "unknown_voice"
+
+
 def test_a_call_before_the_lifespan_is_refused_in_words() -> None:
     """An app that forgets to run its lifespan learns what is missing."""
     client = TestClient(create_app(VoiceServer(Callbacks(), engine=ToneEngine(), listens=False)))
