@@ -1,4 +1,5 @@
-"""How fast the engine speaks: first sound and real-time factor of 1, 2, 4 and 8 streams at once on this machine's CPU.
+"""How fast the engine speaks: first sound and real-time factor of 1 to 16 streams at once on this machine's CPU, and
+what each stage takes of it.
 
 The engine runs as it does in production, in a process of its own that also encodes Opus.  Each round opens its streams
 at the same moment and reads them as fast as they come; the first round is warm-up and left out.  `rtf` is processor
@@ -75,6 +76,12 @@ async def measure(engine: Engine, streams: int, rounds: int, seed: int) -> tuple
     return spoken, used_s
 
 
+async def stage_ms(engine: Engine) -> dict[str, float]:
+    """What the engine's steps have taken so far, by stage; steps and the encoding of packets, as a clock says."""
+    await asyncio.sleep(0.3)  # two snapshots
+    return {name: 1e3 * stage["seconds"] for name, stage in engine.stats.get("stages", {}).items()}
+
+
 def commit() -> str:
     try:
         command = ["git", "rev-parse", "--short", "HEAD"]
@@ -91,18 +98,27 @@ async def run(options: argparse.Namespace) -> None:
     began = time.perf_counter()
     async with Engine(options.model, threads=options.threads) as engine:
         start_s = time.perf_counter() - began
-        for streams in (1, 2, 4, 8):
+        for streams in (1, 2, 4, 8, 16):
             rounds = max(1, 4 // streams) if options.quick else max(3, 24 // streams)
+            stages_before = await stage_ms(engine)
             spoken, used_s = await measure(engine, streams, rounds, options.seed)
+            stages = {name: ms - stages_before.get(name, 0) for name, ms in (await stage_ms(engine)).items()}
             speech_s = sum(one.speech_s for one in spoken)
             firsts = sorted(one.first_ms for one in spoken)
             wall = statistics.median(one.total_s / one.speech_s for one in spoken)
-            raw[str(streams)] = {"spoken": [asdict(one) for one in spoken], "processor_s": used_s}
+            # The warm-up round is in the stages' time, and spoke as much as each of the others.
+            stages = {name: ms / speech_s * rounds / (rounds + 1) for name, ms in stages.items()}
+            raw[str(streams)] = {
+                "spoken": [asdict(one) for one in spoken],
+                "processor_s": used_s,
+                "stage_ms_per_speech_s": stages,
+            }
             print(
                 f"{streams} streams: first sound p50 {statistics.median(firsts):6.1f} ms, worst {firsts[-1]:6.1f} ms;  "
                 f"rtf {used_s / speech_s:.3f} (processor), wall rtf {wall:.3f};  "
                 f"{len(spoken)} streams, {speech_s:.0f} s"
             )
+            print("   ms for a second of speech:", ", ".join(f"{name.lower()} {ms:.1f}" for name, ms in stages.items()))
             figures[f"first_chunk_p50_ms_c{streams}"] = f"{statistics.median(firsts):.1f}"
             figures[f"rtf_c{streams}"] = f"{used_s / speech_s:.3f}"
             figures[f"wall_rtf_c{streams}"] = f"{wall:.3f}"

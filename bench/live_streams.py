@@ -5,11 +5,12 @@ each listener the playout queue of a call with a slot each 20 ms, which reports 
 receiver 80 ms behind.  A listener hears a sentence to its end and asks for the next at once.
 
 First the capacity: seconds of speech made per second when there is always work.  Then each row runs for `--seconds`
-with the listeners that need `--load` of it.  A gap is a time in which a queue ran dry in mid-speech and the speech went
+with the listeners that need `--load` of it, or with as many as `--listeners` says, all with the model's own voice or in
+turn with the `--voices` named.  A gap is a time in which a queue ran dry in mid-speech and the speech went
 on later; first sound counts from the request to the first packet's slot.
 
-    python bench/live_streams.py [--quick] [--seconds N] [--load 0.8] [--rows NAME ...] [--trace FOLDER]
-                                 [--seed N] [--json FILE] [--plot FILE]
+    python bench/live_streams.py [--quick] [--seconds N] [--load 0.8 | --listeners N] [--voices NAME ...]
+                                 [--rows NAME ...] [--trace FOLDER] [--seed N] [--json FILE] [--plot FILE]
 """
 
 from __future__ import annotations
@@ -92,14 +93,14 @@ class Listener:
     refused: int = 0
 
 
-async def converse(engine: Engine, listener: Listener, source: random.Random, until_ns: int) -> None:
+async def converse(engine: Engine, listener: Listener, source: random.Random, until_ns: int, voice: str | None) -> None:
     """Ask for sentence after sentence until the time is up, and hear each to its end."""
     clock = MonotonicClock()
     playout = listener.playout
     await asyncio.sleep(source.uniform(0, 2))
     while clock.now() < until_ns:
         asked_ns = clock.now()
-        speech = engine.speak(seed=source.getrandbits(32))
+        speech = engine.speak(seed=source.getrandbits(32), voice=voice)
         speech.push(source.choice(SENTENCES))
         speech.end()
         samples = 0
@@ -156,7 +157,9 @@ async def tick(playouts: list[Playout], late_ns: list[int]) -> None:
                 playout.next_slot(now)
 
 
-async def run_row(engine: Engine, streams: int, seconds: float, seed: int) -> dict[str, float]:
+async def run_row(
+    engine: Engine, streams: int, seconds: float, seed: int, voices: list[str | None]
+) -> dict[str, float]:
     late_ns: list[int] = []
     async with engine:
         listeners = [Listener(Playout(sample_rate=engine.sample_rate)) for _ in range(streams)]
@@ -164,7 +167,7 @@ async def run_row(engine: Engine, streams: int, seconds: float, seed: int) -> di
         until_ns = MonotonicClock().now() + round(seconds * SECOND)
         await asyncio.gather(
             *(
-                converse(engine, listener, random.Random(seed * 1000 + index), until_ns)
+                converse(engine, listener, random.Random(seed * 1000 + index), until_ns, voices[index % len(voices)])
                 for index, listener in enumerate(listeners)
             )
         )
@@ -215,7 +218,7 @@ async def run(options: argparse.Namespace) -> None:
         eager = Path(folder) / "nano"
         shutil.copytree(str(files("breeze_rtc") / "voices" / "nano"), eager, ignore=shutil.ignore_patterns("*.onnx.xz"))
         made = await capacity("nano", 32, options.seed, 5 if options.quick else 20)
-        streams = max(1, int(options.load * made))
+        streams = options.listeners or max(1, int(options.load * made))
         print(f"capacity {made:.1f} s of speech per second; {streams} listeners in every row")
         rows: dict[str, dict[str, float]] = {}
         for name in options.rows:
@@ -224,7 +227,7 @@ async def run(options: argparse.Namespace) -> None:
                 trace.parent.mkdir(parents=True, exist_ok=True)
             model = "nano" if ROWS[name].has_graphs else str(eager)
             engine = Engine(model, max_streams=MAX_STREAMS, policy=ROWS[name].policy, trace=trace)
-            row = rows[name] = await run_row(engine, streams, options.seconds, options.seed)
+            row = rows[name] = await run_row(engine, streams, options.seconds, options.seed, options.voices)
             if trace is not None:
                 with trace.open() as lines:
                     row["replayed_steps"] = len(replay(lines))
@@ -244,6 +247,8 @@ async def run(options: argparse.Namespace) -> None:
                 "quick": options.quick,
                 "seconds": options.seconds,
                 "load": options.load,
+                "listeners": options.listeners,
+                "voices": options.voices,
                 "seed": options.seed,
             },
             "capacity": made,
@@ -291,6 +296,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two rows of ten seconds")
     parser.add_argument("--seconds", type=float, default=None, help="of each row; 180, or 10 with --quick")
     parser.add_argument("--load", type=float, default=0.8, help="share of the capacity that the listeners need")
+    parser.add_argument("--listeners", type=int, default=None, help="so many, whatever the capacity is")
+    parser.add_argument("--voices", nargs="+", default=[None], help="of the listeners, in turn")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=None)
     parser.add_argument("--trace", type=Path, metavar="FOLDER", help="record each row and replay it")
     parser.add_argument("--seed", type=int, default=1)

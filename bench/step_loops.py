@@ -1,11 +1,13 @@
-"""What does one step of the nano voice cost on this CPU, in eager torch, compiled by torch, and as an ONNX graph?
+"""What does one step of the nano voice cost on this CPU: in eager torch, as an ONNX graph, by torch.compile and by
+AOTInductor?
 
 The three stages that every frame passes, at 1, 4, 8 and 16 rows, with the same inputs: backbone (one frame), depth (all
 codebooks of a frame), and the codec up to its synthesis (one frame).  Times are processor time of one thread, the
-median of many calls.  The graphs are the package's own; `compiled` is `torch.compile` of the same modules and needs a
-C++ compiler and some minutes, so it is only measured with `--compile`.
+median of many calls.  The graphs are the package's own.  `compiled` (torch.compile) and `aot` (AOTInductor) are of the
+same modules, one for each number of rows, which favours them most; they need a C++ compiler and several minutes, so
+they are only measured with `--compile FOLDER`, which keeps what AOTInductor made for the next time.
 
-    python bench/step_loops.py [--quick] [--compile] [--json FILE]
+    python bench/step_loops.py [--quick] [--compile FOLDER] [--json FILE]
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def processor_ms(run: Callable[[], object], seconds: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a fifth of a second for each figure")
-    parser.add_argument("--compile", action="store_true", help="torch.compile too")
+    parser.add_argument("--compile", type=Path, metavar="FOLDER", help="torch.compile and AOTInductor too")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     seconds = 0.2 if options.quick else 2.0
@@ -67,6 +69,7 @@ def main() -> None:
         if options.compile:
             compiled = torch.compile(eager, dynamic=False)
             ways["compiled"] = lambda inputs, compiled=compiled: lambda: compiled(*inputs)
+            ways["aot"] = lambda inputs, eager=eager, name=name: _packaged_call(eager, inputs, options.compile, name)
         for way, prepare in ways.items():
             found = raw.setdefault(name, {}).setdefault(way, {})
             with torch.inference_mode():
@@ -81,7 +84,7 @@ def main() -> None:
             "cpus": os.cpu_count(),
             "python": sys.version,
             "versions": {name: version(name) for name in ("torch", "onnxruntime", "numpy")},
-            "arguments": {"quick": options.quick, "compile": options.compile},
+            "arguments": {"quick": options.quick, "compile": options.compile is not None},
             "raw": raw,
         }
         options.json.write_text(json.dumps(document, indent=1))
@@ -97,6 +100,18 @@ def _session_call(session: ort.InferenceSession, inputs: tuple[Tensor, ...]) -> 
         node.name: value.numpy() for node, value in zip(session.get_inputs(), inputs, strict=True)
     }
     return lambda: session.run(None, feed)
+
+
+def _packaged_call(step: torch.nn.Module, inputs: tuple[Tensor, ...], folder: Path, name: str) -> Callable[[], object]:
+    """The step as a library of its own, of AOTInductor."""
+    from torch._inductor import aoti_compile_and_package, aoti_load_package
+
+    path = folder / f"{name}_{len(inputs[0])}.pt2"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        aoti_compile_and_package(torch.export.export(step, inputs), package_path=str(path))
+    package = aoti_load_package(str(path))
+    return lambda: package(*inputs)
 
 
 def _cpu_name() -> str:
