@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +73,11 @@ class Corpus:
 
     def rows(self, utterance: Utterance) -> NDArray[np.float16]:
         return self.features[utterance.start : utterance.start + utterance.frames]
+
+
+def text_of(utterance: Utterance) -> str:
+    """What was said, as one writes it."""
+    return re.sub(r" ([.,;:!?…])", r"\1", " ".join(written for written, _ in utterance.items))
 
 
 def loudness(rows: NDArray[np.float16]) -> NDArray[np.float32]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import subprocess
 import time
 import wave
@@ -39,18 +40,32 @@ class Spoken:
     """Samples at which chunks begin, without the first."""
 
 
-async def speak(model: str, texts: list[str], sampling: dict[str, float], together: int) -> list[Spoken]:
-    """Each text as one stream, `together` at a time."""
+async def speak(
+    model: str,
+    texts: list[str],
+    sampling: dict[str, float],
+    together: int,
+    *,
+    voice: str | None = None,
+    longest_s: float = math.inf,
+) -> list[Spoken]:
+    """Each text as one stream, `together` at a time; a voice that does not stop by itself is cut off."""
     spoken = [Spoken() for _ in texts]
     async with Engine(model, process=False) as engine:
         turns = asyncio.Semaphore(together)
 
         async def one(index: int) -> None:
             async with turns:
-                speech = engine.speak(seed=index, sampling=sampling, interactive=False, priority=Priority.BATCH)
+                speech = engine.speak(
+                    voice=voice, seed=index, sampling=sampling, interactive=False, priority=Priority.BATCH
+                )
                 speech.push(texts[index])
                 speech.end()
-                chunks = [chunk async for chunk in speech]
+                chunks = []
+                async for chunk in speech:
+                    chunks.append(chunk)
+                    if chunk.start_samples > longest_s * RATE:
+                        speech.cancel()
                 spoken[index].pcm = np.frombuffer(b"".join(c.pcm for c in chunks), "<i2").astype(np.float32) / 32768
                 spoken[index].marks = [mark for chunk in chunks for mark in chunk.marks]
                 spoken[index].joints = [
@@ -114,6 +129,7 @@ def ten_minutes(model: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--model", default="nano", help="a preset or a folder; 'teacher' for the teacher itself")
+    parser.add_argument("--voice", default=None, help="one of the engine's, e.g. hibari; the model's own by default")
     parser.add_argument("--texts", type=Path, default=HERE / "heldout.txt", help="one text a line")
     parser.add_argument("--count", type=int, default=None, help="only the first texts")
     parser.add_argument("--together", type=int, default=8, help="streams at once")
@@ -136,7 +152,7 @@ def main() -> None:
     if arguments.model == "teacher":
         spoken = [Spoken(reading.pcm) for reading in readings]
     else:
-        spoken = asyncio.run(speak(arguments.model, texts, sampling, arguments.together))
+        spoken = asyncio.run(speak(arguments.model, texts, sampling, arguments.together, voice=arguments.voice))
     cpu_s = time.process_time() - started
     sounds = [one.pcm for one in spoken]
     audio_s = sum(map(len, sounds)) / RATE
@@ -164,6 +180,7 @@ def main() -> None:
         results = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
         what = {
             "model": arguments.model,
+            "voice": arguments.voice,
             "texts": arguments.texts.name,
             "sentences": len(texts),
             "sampling": sampling,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from breeze_rtc.models import presets, step_graphs
 from breeze_rtc.models.checkpoint import write_graphs
 from breeze_rtc.models.pronunciation import VOCABULARY
 
+LEXICON = VOICE / "lexicon.txt.gz"
 SAMPLING = {"temperature": 0.0, "depth_temperature": 0.0, "top_k": 0, "repetition_penalty": 1.0}
 
 
@@ -33,6 +35,25 @@ def codec_tensors(codec: CodecTraining) -> dict[str, Tensor]:
     return {f"codec.{name}": tensor for name, tensor in state.items()}
 
 
+def write_voice(out: Path, tensors: dict[str, Tensor]) -> None:
+    """A folder that the engine loads."""
+    out.mkdir(parents=True, exist_ok=True)
+    weights = out / "model.safetensors"
+    save_file({name: tensor.half().contiguous() for name, tensor in sorted(tensors.items())}, weights)
+    weights.chmod(0o644)
+    config = {
+        "model_type": "breeze_rtc",
+        "preset": "nano",
+        "vocab": VOCABULARY,
+        "voices": ["nano"],
+        "sampling": SAMPLING,
+    }
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if not (out / LEXICON.name).exists():
+        shutil.copy(LEXICON, out)
+    write_graphs(out, step_graphs.export(presets.nano(vocab=VOCABULARY)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--work", type=Path, default=Path("nano_work"))
@@ -42,21 +63,9 @@ def main() -> None:
     language = arguments.work / "lm.pt"
     tensors = torch.load(language)["averaged"] if language.exists() else load_file(VOICE / "model.safetensors")
     tensors |= codec_tensors(codec)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    weights = arguments.out / "model.safetensors"
-    save_file({name: tensor.half().contiguous() for name, tensor in sorted(tensors.items())}, weights)
-    weights.chmod(0o644)
+    write_voice(arguments.out, tensors)
     encoder = {name: tensor for name, tensor in codec.state_dict().items() if not name.startswith("decoder.")}
     save_file({name: tensor.half() if tensor.dim() > 1 else tensor for name, tensor in encoder.items()}, ENCODER)
-    config = {
-        "model_type": "breeze_rtc",
-        "preset": "nano",
-        "vocab": VOCABULARY,
-        "voices": ["nano"],
-        "sampling": SAMPLING,
-    }
-    (arguments.out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    write_graphs(arguments.out, step_graphs.export(presets.nano(vocab=VOCABULARY)))
     size = sum(file.stat().st_size for file in arguments.out.iterdir())
     count = sum(tensor.numel() for tensor in tensors.values())
     print(f"{arguments.out}: {count:,} numbers, {size / 1e6:.2f} MB in all")

@@ -10,7 +10,9 @@ nano_work/codec.pt it starts from the package's codec.
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -38,22 +40,29 @@ def main() -> None:
     model = CodecTraining.start(arguments.work)
     model.encoder.requires_grad_(False)
     if arguments.steps:
-        refine(model, Corpus.load(arguments.work), steps=arguments.steps, top_rate=1.2e-3, rows=16)
+        features = Corpus.load(arguments.work)
+        refine(
+            model, features, steps=arguments.steps, top_rate=1.2e-3, rows=16, log=arguments.work / "refine_log.jsonl"
+        )
     if arguments.sound_steps:
         corpus = Corpus.load(arguments.work, with_sound=True)
-        refine(model, corpus, steps=arguments.sound_steps, top_rate=8e-4, rows=8)
+        refine(
+            model, corpus, steps=arguments.sound_steps, top_rate=8e-4, rows=8, log=arguments.work / "sound_log.jsonl"
+        )
     path = arguments.work / "codec.pt"
     saved = torch.load(path) if path.exists() else {}
     torch.save(saved | {"model": model.state_dict()}, path)
 
 
-def refine(model: CodecTraining, corpus: Corpus, *, steps: int, top_rate: float, rows: int) -> None:
+def refine(model: CodecTraining, corpus: Corpus, *, steps: int, top_rate: float, rows: int, log: Path) -> None:
     """Towards the corpus's sound where it holds any, else towards its features."""
     trained = [parameter for parameter in model.decoder.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=top_rate, betas=(0.9, 0.98), weight_decay=0.01)
     head = SourceFilterHead()
     pick = np.random.default_rng(1)
     long_enough = [utterance for utterance in corpus.utterances if utterance.frames >= FRAMES]
+    lines = log.open("w")
+    started = time.process_time()
     for step in (bar := tqdm(range(steps), unit="step", mininterval=5)):
         rate = top_rate * min(1, (step + 1) / 50) * (0.02 + 0.98 * (1 + math.cos(math.pi * step / steps)) / 2)
         for group in optimizer.param_groups:
@@ -79,7 +88,10 @@ def refine(model: CodecTraining, corpus: Corpus, *, steps: int, top_rate: float,
         nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         if step % 20 == 0:
-            bar.set_postfix({name: round(value.item(), 4) for name, value in losses.items()})
+            values = {name: round(value.item(), 4) for name, value in losses.items()}
+            lines.write(json.dumps({"step": step, "cpu_s": round(time.process_time() - started), **values}) + "\n")
+            lines.flush()
+            bar.set_postfix(values)
 
 
 def _crops(rows: np.ndarray, starts: list[int], length: int) -> Tensor:

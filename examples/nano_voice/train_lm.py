@@ -3,12 +3,13 @@
     python examples/nano_voice/train_lm.py --work nano_work --steps 2200
 
 Resumes from nano_work/lm.pt.  The codes are made on the fly by the trained codec (nano_work/codec.pt), or by the
-package's.
+package's.  Every 100 steps it speaks sentences that it does not train on, and the judge's word error goes into the log.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import math
 import time
@@ -16,7 +17,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from corpus import Corpus
+from corpus import Corpus, text_of
+from evaluate import speak
+from export import codec_tensors, write_voice
+from judge import Judge
 from rows import Batch, Rows
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -31,6 +35,7 @@ from breeze_rtc.models.pronunciation import VOCABULARY
 from breeze_rtc.models.text_encoder import TextEncoder
 
 AVERAGING = 0.994
+HEARD_TEXTS = 16
 DEPTH_SHARE = 0.4  # of the frames train the depth decoder in each step
 
 
@@ -117,6 +122,12 @@ def total(parts: dict[str, Tensor]) -> Tensor:
     return parts["c0"] + parts["advance"] + fine
 
 
+def word_error(voice: Path, texts: list[str]) -> float:
+    """Of a voice's folder, as the engine speaks it; who has not learnt to stop is stopped."""
+    spoken = asyncio.run(speak(str(voice), texts, {}, 8, longest_s=12))
+    return Judge().score(texts, [one.pcm for one in spoken])[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--work", type=Path, default=Path("nano_work"))
@@ -153,13 +164,13 @@ def main() -> None:
     optimizer = torch.optim.AdamW(groups, lr=arguments.rate, betas=(0.9, 0.95))
     # What is exported and checked is the average of the last steps' weights.
     averaged = {name: value.clone() for name, value in model.state_dict().items()}
-    path, first = arguments.work / "lm.pt", 0
+    path, first, trained_s = arguments.work / "lm.pt", 0, 0.0
     if path.exists():
         saved = torch.load(path)
         model.load_state_dict(saved["model"])
         averaged = saved["averaged"]
         optimizer.load_state_dict(saved["optimizer"])
-        first = saved["step"]
+        first, trained_s = saved["step"], saved.get("cpu_s", 0.0)
     # A quarter faster; the text encoder's shapes change with every batch.
     model.backbone.compile()
     model.depth.compile()
@@ -169,8 +180,9 @@ def main() -> None:
     checks = [Rows(corpus, validation, **shape, seed=1).next() for _ in range(1)]
     checks = [(batch, encode(batch)) for batch in checks]
 
+    texts = [text_of(utterance) for utterance in validation[:HEARD_TEXTS]]
     log = (arguments.work / "lm_log.jsonl").open("a")
-    started = time.process_time()
+    started = time.process_time() - trained_s
     mean: dict[str, float] = {}
     for step in (bar := tqdm(range(first, arguments.steps), unit="step", mininterval=5)):
         progress = step / arguments.steps
@@ -195,18 +207,28 @@ def main() -> None:
                 model.load_state_dict(averaged)
                 checked = losses(model, *checks[0], train=False)
                 model.load_state_dict(own)
+            trained_s = time.process_time() - started
             line = {
                 "step": step + 1,
-                "cpu_s": round(time.process_time() - started),
+                "cpu_s": round(trained_s),
                 "train": {k: round(v, 3) for k, v in mean.items()},
                 "validation": {k: round(v.item(), 3) for k, v in checked.items()},
             }
+            write_voice(arguments.work / "voice", averaged | codec_tensors(codec))
+            line["word_error"] = round(word_error(arguments.work / "voice", texts), 4)
             log.write(json.dumps(line) + "\n")
             log.flush()
             torch.save(
-                {"model": own, "averaged": averaged, "optimizer": optimizer.state_dict(), "step": step + 1},
+                {
+                    "model": own,
+                    "averaged": averaged,
+                    "optimizer": optimizer.state_dict(),
+                    "step": step + 1,
+                    "cpu_s": trained_s,
+                },
                 path.with_suffix(".part"),
             )
+            started = time.process_time() - trained_s
             path.with_suffix(".part").rename(path)
 
 
