@@ -1,12 +1,14 @@
 """How many telephone calls does one core serve, and how evenly does their sound leave?
 
 One process is the whole server: door, sessions, voice activity, Opus to the line's codec; its voice is made ahead.
-Calls come from this process, over a carrier's WebSocket (Twilio's words: mu-law, marks given back when played) or
-Asterisk's AudioSocket, each with inbound sound all the time.
+Calls come from this process over real sockets, by a carrier's WebSocket (Twilio's words: mu-law, marks given back when
+played) or Asterisk's AudioSocket, each with inbound sound all the time, and begin at random moments.  Where there are
+two cores the server has one to itself, with all its threads, and the callers another.
 
-Over AudioSocket we are the clock: a piece is late by how long after its schedule it came, the schedule being that of
-the call's earliest piece.  Over a WebSocket the carrier holds up to 0.4 s, so what counts there is whether it ran dry.
-Both contain the delay of the process that listens.
+*Late* is the server's own doing, measured in it: from the moment at which a piece of sound is to leave by its schedule
+until the socket has taken it.  Over AudioSocket, where we are the clock, that is each 20 ms slot; over a WebSocket each
+message of some 100 ms, due when the carrier's buffer has room for it.  What the callers see is beside it: how unevenly
+pieces arrived, which has their own delays in it, and how often a carrier ran dry.
 
     python bench/phone_capacity.py [--quick] [--calls N ...] [--kinds websocket audiosocket] [--json FILE]
 """
@@ -16,12 +18,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import heapq
 import json
+import os
 import platform
+import random
+import signal
+import struct
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +37,17 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), *(str(HERE.parent / "tests" / name) for name in ("server", "transport", "agent"))]
 
-WARM_UP_S, MEASURE_S = 4.0, 12.0
+ARRIVE_S, WARM_UP_S, MEASURE_S = 2.0, 4.0, 12.0
 SECONDS = WARM_UP_S + MEASURE_S + 2
 KEY = "bench"
+GOOD_MS = 5.0
+CORES = sorted(os.sched_getaffinity(0))
 
 
-async def serve(port: int, audio_socket: int) -> None:
+# --- the server
+
+
+async def serve(port: int) -> None:
     import tone_engine
 
     from breeze_rtc.agent.session import AgentSession, Callbacks
@@ -58,90 +70,185 @@ async def serve(port: int, audio_socket: int) -> None:
     async def greet(session: AgentSession) -> AsyncIterator[str]:
         yield "la " * int(SECONDS / 0.4 + 20)
 
+    late_ns: list[int] = []
+    note_lateness(late_ns)
+
+    def tell() -> None:
+        print(json.dumps(late_ns), flush=True)
+
+    def ready(server: Any) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, late_ns.clear)
+        loop.add_signal_handler(signal.SIGUSR2, tell)
+        print("ready", flush=True)
+
     server = app.VoiceServer(
         Callbacks(on_enter=greet),
         engine=tone_engine.ToneEngine(),  # type: ignore[arg-type]
         listens=False,
         max_calls=1_000,
-        phone=Phone("http://localhost", key=KEY, audio_socket=("127.0.0.1", audio_socket)),
-        on_ready=lambda server: print("ready", flush=True),
+        phone=Phone("http://localhost", key=KEY, audio_socket=("127.0.0.1", port + 1)),
+        on_ready=ready,
     )
     await app.serve(server, app.listen("127.0.0.1", port))
 
 
-DRY: list[float] = []
-"""Seconds for which a carrier had run dry."""
+def note_lateness(late_ns: list[int]) -> None:
+    """Keep by how much each piece is late once its socket has it."""
+    from breeze_rtc.transport.audio_socket import AudioSocketLine
+    from breeze_rtc.transport.far_buffer import FarBuffer
+    from breeze_rtc.transport.phone import PhoneLine
+
+    now = time.monotonic_ns
+    send, run, next_at = AudioSocketLine._send, PhoneLine.run, FarBuffer.next_at
+
+    def noting_send(line: Any, slot: Any) -> None:
+        send(line, slot)
+        late_ns.append(now() - line.sink.clock.leaves_at(slot.index))
+
+    def noting_next_at(sink: Any, at: int) -> int | None:
+        sink.planned_ns = next_at(sink, at)
+        return sink.planned_ns
+
+    async def noting_run(line: Any, out: Any) -> None:
+        async def noting_out(message: Any) -> None:
+            await out(message)
+            planned_ns = getattr(line.sink, "planned_ns", None)
+            if planned_ns is not None and '"media"' in message[:20]:
+                # What an echo let go before its time is not late.
+                late_ns.append(max(0, now() - planned_ns))
+
+        await run(line, noting_out)
+
+    AudioSocketLine._send = noting_send  # type: ignore[method-assign]
+    FarBuffer.next_at = noting_next_at  # type: ignore[method-assign]
+    PhoneLine.run = noting_run  # type: ignore[method-assign]
 
 
-async def websocket(port: int, arrivals: list[tuple[float, float]]) -> None:
-    """One call; arrivals: (seconds of sound before a piece, when it came)."""
-    from websockets.asyncio.client import connect
-
-    start = {"streamSid": "M", "callSid": "C", "mediaFormat": {"encoding": "audio/x-mulaw", "sampleRate": 8000}}
-    silence = base64.b64encode(b"\xff" * 160).decode()
-    async with connect(f"ws://127.0.0.1:{port}/phone/{KEY}/twilio", compression=None) as socket:
-        await socket.send(json.dumps({"event": "start", "streamSid": "M", "start": start}))
-        plays_until = 0.0
-
-        async def speak() -> None:
-            began = time.perf_counter()
-            for number in range(int(SECONDS * 50)):
-                media = {
-                    "track": "inbound",
-                    "chunk": str(number + 1),
-                    "timestamp": str(20 * number),
-                    "payload": silence,
-                }
-                await socket.send(json.dumps({"event": "media", "streamSid": "M", "media": media}))
-                await asyncio.sleep(max(0, began + (number + 1) * 0.02 - time.perf_counter()))
-
-        async def echo(message: str, at: float) -> None:
-            await asyncio.sleep(max(0, at - time.perf_counter()))
-            with suppress(Exception):
-                await socket.send(message)
-
-        speaking = asyncio.create_task(speak())
-        echoes = set()
-        sound_s = 0.0
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SECONDS):
-                async for raw in socket:
-                    message = json.loads(raw)
-                    now = time.perf_counter()
-                    if message["event"] == "media":
-                        arrivals.append((sound_s, now))
-                        if 0 < plays_until < now:
-                            DRY.append(now - plays_until)
-                        piece_s = len(message["media"]["payload"]) * 3 / 4 // 160 * 0.02
-                        sound_s += piece_s
-                        plays_until = max(plays_until, now) + piece_s
-                    elif message["event"] == "mark":
-                        echoes.add(asyncio.create_task(echo(json.dumps({**message, "streamSid": "M"}), plays_until)))
-        speaking.cancel()
+# --- the callers: as light as they can be made
 
 
-async def audiosocket(port: int, arrivals: list[tuple[float, float]]) -> None:
-    from breeze_rtc.transport.audio_socket import Inbox, message
+class Caller(asyncio.Protocol):
+    """One call.  `arrivals`: (seconds of sound before a piece, when it came)."""
 
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(message(0x01, bytes(16)))
+    def __init__(self) -> None:
+        self.arrivals: list[tuple[float, float]] = []
+        self.dry_s: list[float] = []
+        self.has_begun = False
+        self.sound_s = 0.0
+        self._rest = b""
 
-    async def speak() -> None:
-        began = time.perf_counter()
-        for number in range(int(SECONDS * 50)):
-            writer.write(message(0x10, bytes(320)))
-            await asyncio.sleep(max(0, began + (number + 1) * 0.02 - time.perf_counter()))
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: Any = transport
+        self.begin()
 
-    speaking = asyncio.create_task(speak())
-    inbox, pieces = Inbox(), 0
-    with suppress(TimeoutError):
-        async with asyncio.timeout(SECONDS):
-            while data := await reader.read(65_536):
-                for _ in inbox.feed(data):
-                    arrivals.append((pieces * 0.02, time.perf_counter()))
-                    pieces += 1
-    speaking.cancel()
-    writer.close()
+    def data_received(self, data: bytes) -> None:
+        self._rest = self.take(self._rest + data)
+
+    def piece(self, seconds: float) -> None:
+        self.arrivals.append((self.sound_s, time.perf_counter()))
+        self.sound_s += seconds
+
+    def begin(self) -> None: ...
+    def take(self, data: bytes) -> bytes: ...
+    def speak(self, number: int) -> None: ...
+
+
+class AudioSocketCaller(Caller):
+    SILENCE = struct.pack(">BH", 0x10, 320) + bytes(320)
+
+    def begin(self) -> None:
+        self.transport.write(struct.pack(">BH", 0x01, 16) + bytes(16))
+        self.has_begun = True
+
+    def take(self, data: bytes) -> bytes:
+        while len(data) >= 3 and len(data) >= (size := 3 + int.from_bytes(data[1:3], "big")):
+            if data[0] == 0x10:
+                self.piece(0.02)
+            data = data[size:]
+        return data
+
+    def speak(self, number: int) -> None:
+        self.transport.write(self.SILENCE)
+
+
+class TwilioCaller(Caller):
+    SILENCE = base64.b64encode(b"\xff" * 160).decode()
+
+    def begin(self) -> None:
+        self.plays_until = 0.0
+        lines = (
+            f"GET /phone/{KEY}/twilio HTTP/1.1",
+            *("Host: localhost", "Upgrade: websocket", "Connection: Upgrade"),
+            *("Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", "", ""),
+        )
+        self.transport.write("\r\n".join(lines).encode())
+
+    def say(self, payload: bytes, opcode: int = 1) -> None:
+        """A client's frame (RFC 6455 section 5.2); a mask of zeros is one."""
+        size = bytes([0x80 | len(payload)]) if len(payload) < 126 else b"\xfe" + len(payload).to_bytes(2, "big")
+        self.transport.write(bytes([0x80 | opcode]) + size + bytes(4) + payload)
+
+    def take(self, data: bytes) -> bytes:
+        if not self.has_begun:
+            head, end, data = data.partition(b"\r\n\r\n")
+            if not end:
+                return head
+            assert b" 101 " in head, head
+            media_format = {"encoding": "audio/x-mulaw", "sampleRate": 8000}
+            start = {"streamSid": "M", "callSid": "C", "mediaFormat": media_format}
+            self.say(json.dumps({"event": "start", "streamSid": "M", "start": start}).encode())
+            self.has_begun = True
+        while len(data) >= 2:
+            size, start = data[1] & 127, 2
+            if size == 126:
+                size, start = int.from_bytes(data[2:4], "big"), 4
+            if len(data) < start + size:
+                break
+            payload, opcode = data[start : start + size], data[0] & 15
+            data = data[start + size :]
+            if opcode == 9:
+                self.say(payload, opcode=10)
+            elif opcode == 1:
+                self.hear(json.loads(payload))
+        return data
+
+    def hear(self, message: Any) -> None:
+        now = time.perf_counter()
+        if message["event"] == "media":
+            if 0 < self.plays_until < now:
+                self.dry_s.append(now - self.plays_until)
+            seconds = len(message["media"]["payload"]) * 3 / 4 // 160 * 0.02
+            self.piece(seconds)
+            self.plays_until = max(self.plays_until, now) + seconds
+        elif message["event"] == "mark":
+            echo = json.dumps({**message, "streamSid": "M"}).encode()
+            asyncio.get_running_loop().call_later(max(0.0, self.plays_until - now), self.say, echo)
+
+    def speak(self, number: int) -> None:
+        if self.has_begun:
+            media = (
+                f'{{"track":"inbound","chunk":"{number + 1}","timestamp":"{20 * number}","payload":"{self.SILENCE}"}}'
+            )
+            self.say(f'{{"event":"media","streamSid":"M","media":{media}}}'.encode())
+
+
+async def speaking(callers: list[Caller], starts: list[float], port: int) -> None:
+    """All of them speak, 20 ms each 20 ms, from their starts on."""
+    loop = asyncio.get_running_loop()
+    turns = [(start, number, 0) for number, start in enumerate(starts)]
+    heapq.heapify(turns)
+    began = loop.time()
+    while turns and turns[0][0] < SECONDS:
+        at, number, piece = heapq.heappop(turns)
+        wait_s = began + at - loop.time()
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        caller = callers[number]
+        if piece == 0:
+            await loop.create_connection(lambda caller=caller: caller, "127.0.0.1", port)
+        caller.speak(piece)
+        heapq.heappush(turns, (at + 0.02, number, piece + 1))
 
 
 def cpu_s(pid: int) -> float:
@@ -150,43 +257,52 @@ def cpu_s(pid: int) -> float:
 
 
 async def measure(kind: str, calls: int, port: int) -> dict[str, Any]:
-    command = (sys.executable, __file__, "--serve", str(port))
-    server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    chance = random.Random(calls)
+    command = (sys.executable, __file__, "--serve", str(port), "--core", str(CORES[0]))
+    server = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, limit=1 << 26)
     assert server.stdout is not None
     while b"ready" not in await server.stdout.readline():
         pass
     await asyncio.sleep(0.5)
-    DRY.clear()
-    each: list[list[tuple[float, float]]] = [[] for _ in range(calls)]
+    callers = [TwilioCaller() if kind == "websocket" else AudioSocketCaller() for _ in range(calls)]
+    starts = [chance.uniform(0, ARRIVE_S) for _ in callers]
     began = time.perf_counter()
-    make = websocket if kind == "websocket" else audiosocket
-
-    async def later(at: int) -> None:
-        await asyncio.sleep(at * 2.0 / calls)  # Calls do not come all at once.
-        await make(port if kind == "websocket" else port + 1, each[at])
-
-    holding = asyncio.gather(*(later(at) for at in range(calls)))
+    talk = asyncio.create_task(speaking(callers, starts, port if kind == "websocket" else port + 1))
     await asyncio.sleep(WARM_UP_S)
+    for caller in callers:
+        caller.dry_s.clear()
+    server.send_signal(signal.SIGUSR1)
     used_s, since = cpu_s(server.pid), time.perf_counter()
     await asyncio.sleep(MEASURE_S)
     share = (cpu_s(server.pid) - used_s) / (time.perf_counter() - since)
-    await holding
+    server.send_signal(signal.SIGUSR2)
+    late_ms = np.array(json.loads(await server.stdout.readline())) / 1e6
+    await talk
+    dry_s = [seconds for caller in callers for seconds in caller.dry_s]
+    for caller in callers:
+        caller.transport.close()
     server.terminate()
     await server.wait()
-    late_ms: list[float] = []
-    for arrivals in each:
+    uneven_ms: list[float] = []
+    for caller in callers:
         # The first pieces fill the carrier's buffer at once; schedules begin after that.
-        offsets = np.array([came - sound for sound, came in arrivals if WARM_UP_S <= came - began < SECONDS - 2])
-        late_ms += list((offsets - offsets.min()) * 1_000) if len(offsets) else [float("inf")]
+        window = [(sound, came) for sound, came in caller.arrivals if WARM_UP_S <= came - began < WARM_UP_S + MEASURE_S]
+        offsets = np.array([came - sound for sound, came in window])
+        uneven_ms += list((offsets - offsets.min()) * 1_000) if len(offsets) else [float("inf")]
+    pieces = MEASURE_S * calls / (0.1 if kind == "websocket" else 0.02)
     return {
         "kind": kind,
         "calls": calls,
         "core_percent": round(100 * share, 1),
         "core_percent_per_call": round(100 * share / calls, 2),
-        "ran_dry": len(DRY),
-        "dry_s": round(sum(DRY), 2),
         "late_p50_ms": round(float(np.percentile(late_ms, 50)), 2),
         "late_p99_ms": round(float(np.percentile(late_ms, 99)), 2),
+        "late_max_ms": round(float(late_ms.max()), 1),
+        "sent": round(len(late_ms) / pieces, 3),
+        "ran_dry": len(dry_s),
+        "dry_s": round(sum(dry_s), 2),
+        "arrived_p50_ms": round(float(np.percentile(uneven_ms, 50)), 2),
+        "arrived_p99_ms": round(float(np.percentile(uneven_ms, 99)), 2),
     }
 
 
@@ -198,19 +314,30 @@ async def main(options: argparse.Namespace) -> None:
     if options.json:
         values = {"python": platform.python_version(), "arguments": sys.argv[1:], "rows": rows}
         options.json.write_text(json.dumps(values, indent=1) + "\n")
-    even = max([row["calls"] for row in rows if row["kind"] == "audiosocket" and row["late_p99_ms"] <= 5], default=0)
-    whole = max([row["calls"] for row in rows if row["kind"] == "websocket" and not row["ran_dry"]], default=0)
-    print(f"RESULT audiosocket_calls_within_5_ms={even} websocket_calls_never_dry={whole}")
+    results = []
+    for kind in options.kinds:
+        good = [row for row in rows if row["kind"] == kind and row["late_p99_ms"] <= GOOD_MS and not row["ran_dry"]]
+        best = max(good, key=lambda row: row["calls"], default={"calls": 0, "core_percent_per_call": float("nan")})
+        results += [
+            f"{kind}_calls_within_5_ms={best['calls']}",
+            f"{kind}_core_percent_per_call={best['core_percent_per_call']}",
+        ]
+    print("RESULT", *results)
 
 
 if __name__ == "__main__":
+    import uvloop
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one number of calls")
-    parser.add_argument("--calls", type=int, nargs="+", default=[10, 50, 100])
+    parser.add_argument("--calls", type=int, nargs="+", default=[10, 50, 75, 100])
     parser.add_argument("--kinds", nargs="+", default=["websocket", "audiosocket"])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--core", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    os.sched_setaffinity(0, {CORES[-1] if given.core is None else given.core})
     if given.quick:
         given.calls = [20]
-    asyncio.run(serve(given.serve, given.serve + 1) if given.serve else main(given))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(given.serve) if given.serve else main(given))

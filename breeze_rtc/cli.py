@@ -1,4 +1,4 @@
-"""`breeze-rtc demo · serve · console · say · trace · doctor`."""
+"""`breeze-rtc demo · serve · call · console · say · trace · doctor`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import wave
 import webbrowser
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -119,6 +120,8 @@ def demo(
         max_calls_per_address=None,
         record=None,
         phone=False,
+        dial=None,
+        agent_file=None,
         phone_url=None,
         phone_key_env="",
         twilio_token_env="",
@@ -174,7 +177,73 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """The same server without a browser: the page, POST /v1/audio/speech, /health and /metrics."""
-    _serve(**locals(), on_url=lambda url: None)
+    _serve(**locals(), dial=None, agent_file=None, on_url=lambda url: None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dial:
+    """A telephone to call."""
+
+    carrier: str
+    to: str
+    caller: str
+    carrier_url: str | None
+
+
+@app.command()
+def call(
+    agent_file: Annotated[
+        Path | None, typer.Argument(help="A Python file with the agent; without one, the agent of `demo`.")
+    ] = None,
+    *,
+    carrier: Annotated[str, typer.Option(help="twilio, telnyx, plivo or vonage; its account is in the environment.")],
+    to: Annotated[str, typer.Option(help="The number to call, e.g. +4930123456.")],
+    caller: Annotated[str, typer.Option("--from", help="The number to call from, one of your account.")],
+    phone_url: Annotated[
+        str, typer.Option(help="How the carrier reaches this server, e.g. https://agent.example.org.")
+    ],
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    model: Model = "nano",
+    device: Device = "cpu",
+    threads: Threads = 1,
+    voice: Voice = None,
+    llm_base_url: LlmUrl = None,
+    llm_model: LlmModel = None,
+    llm_api_key_env: LlmKey = "OPENAI_API_KEY",
+    llm_offline: LlmOffline = False,
+    phone_key_env: PhoneKey = "BREEZE_PHONE_KEY",
+    twilio_token_env: TwilioToken = "TWILIO_AUTH_TOKEN",
+    carrier_url: Annotated[
+        str | None, typer.Option(help="Where the carrier's REST interface is, if not at the carrier's own address.")
+    ] = None,
+    listen: Listen = True,
+    recogniser: Ears = "moonshine",
+    recogniser_model: EarsModel = "whisper-1",
+    language: Language = None,
+    verbose: Verbose = False,
+) -> None:
+    """Call a telephone and let an agent talk to whoever answers, until one of the two hangs up."""
+    _serve(
+        **{name: value for name, value in locals().items() if name not in {"carrier", "to", "caller", "carrier_url"}},
+        dial=_Dial(carrier, to, caller, carrier_url),
+        max_calls=2,  # The other one so that a number that is called back is not simply dead.
+        max_calls_per_address=None,
+        record=None,
+        trace=None,
+        phone=True,
+        audiosocket_port=None,
+        sip=None,
+        sip_account=None,
+        sip_password_env="",
+        ice_server=None,
+        ice_user=None,
+        ice_credential_env="",
+        turn_secret_env=None,
+        relay_only=False,
+        allowed_origin=None,
+        on_url=lambda url: None,
+    )
 
 
 def _serve(
@@ -200,6 +269,8 @@ def _serve(
     trace: Path | None,
     record: Path | None,
     phone: bool,
+    dial: _Dial | None,
+    agent_file: Path | None,
     phone_url: str | None,
     phone_key_env: str,
     twilio_token_env: str,
@@ -216,6 +287,8 @@ def _serve(
 ) -> None:
     from breeze_rtc.agent import llm, parrot, transcription
     from breeze_rtc.server import app as door
+    from breeze_rtc.server.agent import read_agent
+    from breeze_rtc.server.carrier_api import carrier_api, carrier_apis
     from breeze_rtc.server.phone import Phone
     from breeze_rtc.server.sip import Sip
 
@@ -228,6 +301,10 @@ def _serve(
         raise BadRequest("--phone-url and --audiosocket-port go with --phone")
     if (llm_base_url is None) != (llm_model is None):
         raise BadRequest(_BOTH_OF_LLM)
+    apis = carrier_apis(os.environ) if phone and dial is None else {}
+    if dial is not None:
+        apis[dial.carrier] = carrier_api(dial.carrier, os.environ, base_url=dial.carrier_url)
+    callbacks = read_agent(agent_file).callbacks if agent_file is not None else None
     ice = _ice_servers(ice_server or [], ice_user, ice_credential_env, turn_secret_env)
     if relay_only and not any(url.startswith("turn") for url in ice_server or []):
         raise BadRequest("--relay-only needs a TURN server; name it with --ice-server turn:HOST")
@@ -255,9 +332,12 @@ def _serve(
                     twilio_token=os.environ.get(twilio_token_env),
                     audio_socket=(host, audiosocket_port) if audiosocket_port is not None else None,
                     sip=Sip(sip, sip_account, os.environ.get(sip_password_env, "")) if sip is not None else None,
+                    apis=apis,
                 )
 
             def ready(server: door.VoiceServer) -> None:
+                if dial is not None:
+                    return
                 out.print(f"Talk to the agent at {url}", style="bold")
                 if server.listen_fix:
                     out.print(f"{server.listen_fix.rstrip('.')}; until then, type.", markup=False)
@@ -269,7 +349,7 @@ def _serve(
                 on_url(url)
 
             server = door.VoiceServer(
-                llm.agent(chat, voice=voice) if chat is not None else parrot.agent(voice=voice),
+                callbacks or (llm.agent(chat, voice=voice) if chat is not None else parrot.agent(voice=voice)),
                 model=model,
                 device=device,
                 threads=threads,
@@ -286,7 +366,12 @@ def _serve(
                 on_ready=ready,
             )
             server.engine.on_measuring = stack.enter_context(_Measuring()).show
-            await door.serve(server, address)
+            if dial is None:
+                await door.serve(server, address)
+            else:
+                async with door.serving(server, address):
+                    out.print(f"Calling {dial.to}. Press Ctrl-C to hang up.", markup=False)
+                    out.print(f"The call is over: {await server.dial(dial.carrier, dial.to, caller=dial.caller)}")
 
     with ExitStack() as stack:
         address = stack.enter_context(closing(door.listen(host, port)))

@@ -5,7 +5,10 @@ BreezeError
 ├── BadRequest           a caller asked for something that cannot be done as asked
 │   ├── BadText          empty, too long, or not text
 │   ├── BadSampling      a sampling value is not finite or out of range
+│   ├── LineCannot       the line of this call cannot do what was asked of it
 │   └── UnknownVoice     no such voice
+├── CarrierRefused       a telephone carrier did not do what was asked of it
+├── NoAnswer             a telephone was called, and nobody answered
 ├── Overloaded           no room for one more stream now; try again later
 ├── EngineClosed         the engine has stopped, or died and is starting again
 ├── StepFailed           a stage raised while it computed a stream
@@ -57,6 +60,18 @@ class BadSampling(BadRequest):
         return f"{self.name}={self.value!r} is out of range; it must be {self.allowed}"
 
 
+class LineCannot(BadRequest):
+    """The line of this call cannot do it: it is no telephone's, or its carrier has no way."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(what, why)
+        self.what = what
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.what} is not possible on this line: {self.why}"
+
+
 class UnknownVoice(BadRequest):
     """There is no voice of that name."""
 
@@ -67,6 +82,31 @@ class UnknownVoice(BadRequest):
 
     def __str__(self) -> str:
         return f"no voice is called {self.voice!r}; this model has {', '.join(self.known)}"
+
+
+class CarrierRefused(BreezeError):
+    """A carrier's REST interface said no, or could not be reached."""
+
+    def __init__(self, carrier: str, detail: str) -> None:
+        super().__init__(carrier, detail)
+        self.carrier = carrier
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.carrier} refuses: {self.detail}"
+
+
+class NoAnswer(BreezeError):
+    """A telephone was called and the call did not begin."""
+
+    def __init__(self, number: str, state: str) -> None:
+        super().__init__(number, state)
+        self.number = number
+        self.state = state
+        """In the carrier's words: busy, no-answer, failed ..."""
+
+    def __str__(self) -> str:
+        return f"{self.number} did not answer: {self.state}"
 
 
 class Overloaded(BreezeError):

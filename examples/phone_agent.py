@@ -3,11 +3,18 @@
     python examples/phone_agent.py https://agent.example.org
 
 prints what to paste at Twilio, Telnyx, Plivo, Vonage or Asterisk; docs/phone.md has each in five minutes.
+
+    breeze-rtc call --carrier twilio --to NUMBER --from NUMBER --phone-url https://agent.example.org examples/phone_agent.py
+
+lets it call somebody.
 """
 
+import os
 import sys
 
 from breeze_rtc import Agent, AgentSession, SpeechHandle, UserTurn
+from breeze_rtc.errors import CarrierRefused, LineCannot
+from breeze_rtc.server.carrier_api import carrier_apis
 from breeze_rtc.server.phone import Phone
 
 agent = Agent()
@@ -29,6 +36,14 @@ async def key(session: AgentSession, digit: str):
         session.interrupt()
         await session.say("Good bye.")
         await session.close()
+    elif digit == "0" and (number := os.environ.get("OPERATOR")):
+        session.interrupt()
+        await session.say("I put you through.")
+        try:
+            await session.transfer(number)
+        except (LineCannot, CarrierRefused) as error:
+            print(error)
+            session.say("That did not work. I am still here.")
     else:
         session.say(f"You pressed {digit}.")
 
@@ -40,6 +55,6 @@ async def note(session: AgentSession, speech: SpeechHandle):
 
 if __name__ == "__main__":
     public_url = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:8000"
-    phone = Phone(public_url, audio_socket=("127.0.0.1", 9092))
+    phone = Phone(public_url, audio_socket=("127.0.0.1", 9092), apis=carrier_apis(os.environ))
     print(phone.instructions(8000))
     agent.run(phone=phone)

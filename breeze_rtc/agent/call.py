@@ -50,6 +50,16 @@ class Ears(Protocol):
     async def transcribe(self, samples: Samples) -> str: ...
 
 
+class Telephone(Protocol):
+    """What the line of a telephone call can do besides sound."""
+
+    async def send_dtmf(self, keys: str) -> None:
+        """Press keys: 0 to 9, *, #, A to D."""
+
+    async def transfer(self, to: str) -> None:
+        """Put the caller through to another number."""
+
+
 class Call(Protocol):
     """The other end: a sink for packets, and where its listener is."""
 

@@ -18,8 +18,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, 
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import BreezeError
-from .call import Call, Ears, Voice
+from ..errors import BreezeError, LineCannot
+from .call import Call, Ears, Telephone, Voice
 from .echo import EchoGuard
 from .endpointing import EndOfTurn, sounds_finished
 from .figures import TurnFigures, figures_of, trace
@@ -117,6 +117,8 @@ class AgentSession:
         """Who has the floor."""
         self.metadata: Mapping[str, str] = {}
         """What is known of the call: of a telephone's, the carrier's names and numbers."""
+        self.telephone: Telephone | None = None
+        """The line, if this is a telephone call."""
         self._callbacks = callbacks
         self._manners = callbacks.turn_taking
         self._call = call
@@ -207,6 +209,26 @@ class AgentSession:
         """The user pressed a key of the telephone: 0 to 9, *, #, A to D."""
         if self._callbacks.on_dtmf is not None and not self._is_over:
             self._aside(self._callbacks.on_dtmf(self, digit))
+
+    async def send_dtmf(self, keys: str) -> None:
+        """Press keys of the telephone: 0 to 9, *, #, A to D.
+
+        Where the line has no word for keys they are tones in the sound, after what is being said.  Raises `LineCannot`
+        in a call that is no telephone's, `BadRequest` for what is no key, `CarrierRefused`.
+        """
+        if self.telephone is None:
+            raise LineCannot("pressing keys", "it is no telephone's")
+        await self.telephone.send_dtmf(keys)
+
+    async def transfer(self, to: str) -> None:
+        """Put the caller through to another number, such as +4930123456, in the agent's place; the call ends here.
+
+        Await what is to be heard before.  Raises `LineCannot` where the line has no way, `BadRequest` for what is no
+        number, `CarrierRefused`; the call goes on then.
+        """
+        if self.telephone is None:
+            raise LineCannot("putting through", "it is no telephone's")
+        await self.telephone.transfer(to)
 
     async def close(self, timeout_s: float = 15.0) -> None:
         """End the call once what was said has been heard, or after `timeout_s`; may be called twice.

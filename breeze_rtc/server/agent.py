@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 import webbrowser
 from collections.abc import Callable
+from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from breeze_rtc import console
@@ -13,11 +16,15 @@ from breeze_rtc.agent.text import SpokenText, TextFilter
 from breeze_rtc.agent.tools import Tool, ToolFunction
 from breeze_rtc.agent.turns import TurnTaking
 from breeze_rtc.agent.waiting import Waiting
+from breeze_rtc.errors import BadRequest
 from breeze_rtc.server import app as door
 from breeze_rtc.server.app import VoiceServer
 
 if TYPE_CHECKING:
     from breeze_rtc.testing import Caller
+
+
+_is_being_read: ContextVar[bool] = ContextVar("is_being_read", default=False)
 
 
 class Agent:
@@ -107,6 +114,8 @@ class Agent:
 
         `python agent.py console` talks in the terminal instead, and `python agent.py console --text` by typing alone.
         """
+        if _is_being_read.get():
+            raise _Ran(self)
         if sys.argv[1:2] == ["console"]:
             self.console(text="--text" in sys.argv[2:])
             return
@@ -120,3 +129,28 @@ class Agent:
                 webbrowser.open(url)
 
         door.run(VoiceServer(self.callbacks, on_ready=ready, **options), host=host, port=port)
+
+
+class _Ran(BaseException):
+    """A file that is only read has come to `agent.run()`."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        self.agent = agent
+
+
+def read_agent(path: Path) -> Agent:
+    """The agent of a Python file: the one that it runs, or else the only one that it makes.  Raises `BadRequest`."""
+    if not path.is_file():
+        raise BadRequest(f"there is no file {path}")
+    token = _is_being_read.set(True)
+    try:
+        names = runpy.run_path(str(path))
+    except _Ran as ran:
+        return ran.agent
+    finally:
+        _is_being_read.reset(token)
+    agents = {id(value): value for value in names.values() if isinstance(value, Agent)}
+    if len(agents) != 1:
+        raise BadRequest(f"{path} makes {len(agents) or 'no'} agents; it has to make one: agent = Agent()")
+    return next(iter(agents.values()))

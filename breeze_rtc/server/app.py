@@ -13,17 +13,19 @@ import importlib.resources
 import json
 import logging
 import mimetypes
+import secrets
 import socket
 import struct
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlencode
 
 import uvicorn
 from starlette.applications import Starlette
@@ -39,8 +41,10 @@ from breeze_rtc.agent.vad import VoiceActivity
 from breeze_rtc.clock import SECOND, Clock, MonotonicClock, ns_to_samples, wall_offset_ns
 from breeze_rtc.errors import (
     BadRequest,
+    CarrierRefused,
     EngineClosed,
     MissingExtra,
+    NoAnswer,
     Overloaded,
 )
 from breeze_rtc.playback import PlaybackReport
@@ -49,13 +53,13 @@ from breeze_rtc.runtime.process import freeze_heap
 from breeze_rtc.scheduling.stream import Priority
 from breeze_rtc.server import metrics as metrics_module
 from breeze_rtc.server.call import RETURN_S, SILENT_PAGE_S, PageCall, refuse
+from breeze_rtc.server.carrier_api import OVER, RING_S, CarrierApi
 from breeze_rtc.server.http_error import HttpError, errors_as_json, http_error
 from breeze_rtc.server.metrics import Metrics
 from breeze_rtc.server.phone import Phone, PhoneDoor
-from breeze_rtc.server.phone_call import AudioSocketCall, CarrierCall, Desk
+from breeze_rtc.server.phone_call import START_S, AudioSocketCall, AudioSocketConnection, CarrierCall, Desk
 from breeze_rtc.server.sip import answering
 from breeze_rtc.server.whep import WhepDoor
-from breeze_rtc.transport.carrier import Carrier
 from breeze_rtc.transport.ice import IceServers
 from breeze_rtc.transport.pacer import Pacer
 from breeze_rtc.transport.signaling import MAX_MESSAGE_BYTES
@@ -64,6 +68,8 @@ log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 256 * 1024
 MAX_SPEECH_REQUESTS = 32
+STATE_S = 1.0
+"""How often a carrier is asked whether a telephone still rings."""
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter from the one that sends packets.  Python's own 5 ms, waited for each time
 the loop wakes, cost 20 calls six of ten slots once a user's callback computes in a thread; with this, none."""
@@ -120,7 +126,12 @@ class VoiceServer:
         self._allowed_origins = frozenset(origin.rstrip("/") for origin in allowed_origins)
         self._silent_page_s = silent_page_s
         self._whep = WhepDoor(self._make_call, self._hold, self._is_own_page, self._allowed_origins)
-        self._phone = PhoneDoor(phone, self.phone_call) if phone is not None else None
+        self._phone = phone
+        self._phone_door = PhoneDoor(phone, self.phone_call) if phone is not None else None
+        # Calls that have been placed and not begun, by token.
+        self._dialled: dict[str, asyncio.Future[CarrierCall]] = {}
+        # What holds the calls that came by AudioSocket.
+        self._holding: set[asyncio.Task[None]] = set()
         self._audio_socket = phone.audio_socket if phone is not None else None
         self._sip = (phone.sip, phone.path("sip")) if phone is not None and phone.sip is not None else None
         self._return_s = return_s
@@ -169,7 +180,8 @@ class VoiceServer:
             return None
         host, port = self._audio_socket
         try:
-            return await asyncio.start_server(self.audio_socket, host, port)
+            loop = asyncio.get_running_loop()
+            return await loop.create_server(lambda: AudioSocketConnection(self._open_audio_socket_call), host, port)
         except OSError as error:
             raise BadRequest(f"cannot answer AudioSocket at {host}:{port}: {error.strerror}") from error
 
@@ -212,7 +224,7 @@ class VoiceServer:
             Route("/health", self.health),
             Route("/metrics", self.read_metrics),
             *self._whep.routes(),
-            *(self._phone.routes() if self._phone is not None else []),
+            *(self._phone_door.routes() if self._phone_door is not None else []),
         ]
 
     # -- calls
@@ -319,29 +331,77 @@ class VoiceServer:
             self._calls.discard(call)
             self._by_address -= Counter([call.address])  # which forgets those that have none left
 
-    async def phone_call(self, socket: WebSocket, carrier: Carrier) -> None:
+    async def phone_call(self, socket: WebSocket, carrier: str) -> None:
         """A carrier's call; see `phone`."""
         desk = self._desk()
         if desk is None:
             await socket.close(1013)  # Before accept: the carrier is refused, and can try another server.
             return
-        await socket.accept()
+        # Asterisk asks for a protocol by the name in its settings, and wants to have it.
+        offered = socket.scope.get("subprotocols") or [None]
+        await socket.accept(offered[0])
         await self._hold_phone(CarrierCall(socket, carrier, desk))
 
-    async def audio_socket(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _open_audio_socket_call(self, transport: asyncio.WriteTransport) -> AudioSocketCall | None:
         """A call that Asterisk brings over TCP."""
         desk = self._desk()
         if desk is None:
-            writer.close()
-            return
-        await self._hold_phone(AudioSocketCall(reader, writer, desk, pacer=self._pacer))
+            return None
+        call = AudioSocketCall(transport, desk, pacer=self._pacer)
+        holding = asyncio.create_task(self._hold_phone(call))
+        self._holding.add(holding)
+        holding.add_done_callback(self._holding.discard)
+        return call
 
     def _desk(self) -> Desk | None:
         """What one more telephone call needs; None when there is no room for it."""
         if len(self._calls) >= self._max_calls or self._activity is None or not self.engine.is_running:
             self.metrics.refused.labels("too_many_calls").inc()
             return None
-        return Desk(self.engine, self._callbacks, self.metrics, self._activity, self._listener, self._clock)
+        assert self._phone is not None, "a telephone call comes in by its door"
+        return Desk(
+            *(self.engine, self._callbacks, self.metrics, self._activity, self._listener, self._clock),
+            *(self._phone, self._dialled),
+        )
+
+    async def dial(self, carrier: str, to: str, *, caller: str) -> str:
+        """Call a telephone and hold the conversation until it ends; returns why it did.
+
+        carrier: an account of `Phone.apis`.  to, caller: numbers such as +4930123456; `caller` is one of the account's.
+        Raises `BadRequest`, `CarrierRefused`, or `NoAnswer`.
+        """
+        if self._phone is None or carrier not in self._phone.apis:
+            raise BadRequest(f"there is no account at {carrier!r} to call by; give `Phone` one in `apis`")
+        api = self._phone.apis[carrier]
+        token = secrets.token_urlsafe(12)
+        begun = self._dialled[token] = asyncio.get_running_loop().create_future()
+        call: str | None = None
+        try:
+            socket_url = f"{self._phone.socket_url(carrier)}?{urlencode({'dial': token, 'from': caller, 'to': to})}"
+            call = await api.dial(to, caller, webhook=self._phone.webhook(carrier, dial=token), socket=socket_url)
+            conversation = await self._answered(begun, api, call, to)
+            reason = await conversation.ended()
+            if conversation.was_put_through:
+                call = None
+            return reason
+        finally:
+            del self._dialled[token]
+            if call is not None:
+                # Where the stream's end does not end it, and while it rings.  One that is over cannot be ended.
+                with suppress(CarrierRefused):
+                    await api.hang_up(call)
+
+    async def _answered(self, begun: asyncio.Future[CarrierCall], api: CarrierApi, call: str, to: str) -> CarrierCall:
+        ends_at = self._clock.now() + (RING_S + START_S) * SECOND
+        while self._clock.now() < ends_at:
+            await asyncio.wait((begun,), timeout=STATE_S)
+            if begun.done():
+                return begun.result()
+            with suppress(CarrierRefused):
+                state = await api.state(call)
+                if state in OVER:
+                    raise NoAnswer(to, state)
+        raise NoAnswer(to, "no-answer")
 
     async def _hold_phone(self, call: CarrierCall | AudioSocketCall) -> None:
         self._calls.add(call)
@@ -642,6 +702,19 @@ async def serve(server: VoiceServer, address: socket.socket) -> None:
     async with server.lifespan(), server.answering_sip(address):
         freeze_heap()
         await http_server(server).serve(sockets=[address])
+
+
+@asynccontextmanager
+async def serving(server: VoiceServer, address: socket.socket) -> AsyncIterator[None]:
+    """Serve meanwhile, and leave signals to whoever does something meanwhile."""
+    http = http_server(server)
+    async with server.lifespan(), server.answering_sip(address):
+        running = asyncio.create_task(http._serve(sockets=[address]))  # `serve` takes Ctrl-C for itself.
+        try:
+            yield
+        finally:
+            http.should_exit = True
+            await running
 
 
 def run(server: VoiceServer, *, host: str = "127.0.0.1", port: int = 8000) -> None:

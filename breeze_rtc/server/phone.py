@@ -1,7 +1,8 @@
 """The telephone door: a carrier's webhook is answered with where to stream, its socket with an agent.
 
-    wss://HOST/phone/KEY/twilio      the call's sound and marks; telnyx, plivo, vonage, asterisk alike
-    https://HOST/phone/KEY/twilio    what the carrier fetches when a call comes in
+    wss://HOST/phone/KEY/twilio              the call's sound and marks; telnyx, plivo, vonage, asterisk alike
+    https://HOST/phone/KEY/twilio            what the carrier fetches when a call comes in, or is answered
+    https://HOST/phone/KEY/plivo/transfer    what Plivo fetches to put a caller through
 
 KEY is a secret in the path: whoever knows it may call.  Twilio signs its requests as well; with its token at hand that
 is checked (`pip install 'breeze_rtc[phone]'`).
@@ -9,11 +10,13 @@ is checked (`pip install 'breeze_rtc[phone]'`).
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, urlsplit
-from xml.sax.saxutils import quoteattr
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+from xml.sax.saxutils import escape, quoteattr
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,10 +24,13 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from breeze_rtc.errors import MissingExtra
+from breeze_rtc.server.carrier_api import CarrierApi
 from breeze_rtc.server.sip import Sip
-from breeze_rtc.transport.carrier import CARRIERS, Carrier
+from breeze_rtc.transport.carrier import CARRIERS
 
 MAX_FORM_BYTES = 64 * 1024
+_TOLD = {"from": "from", "to": "to", "dial": "dial", "uuid": "uuid", "From": "from", "To": "to"}
+"""What of a webhook's parameters comes back with the call's stream: its name there and here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,8 @@ class Phone:
 
     public_url: how carriers reach this server, such as https://agent.example.org.  twilio_token: the account's auth
     token, to check signatures with.  audio_socket: (host, port) to answer Asterisk's AudioSocket at; whoever reaches
-    it may call.  sip: answer SIP calls too, by a program of its own.
+    it may call.  sip: answer SIP calls too, by a program of its own.  apis: accounts at carriers, by which calls are
+    placed and put through (`carrier_api.carrier_apis`).
     """
 
     public_url: str
@@ -41,6 +48,7 @@ class Phone:
     twilio_token: str | None = None
     audio_socket: tuple[str, int] | None = None
     sip: Sip | None = None
+    apis: Mapping[str, CarrierApi] = field(default_factory=dict, repr=False)
 
     def path(self, carrier: str) -> str:
         return f"/phone/{self.key}/{carrier}"
@@ -51,24 +59,46 @@ class Phone:
         scheme = "wss" if parts.scheme == "https" else "ws"
         return f"{scheme}://{parts.netloc}{parts.path}{self.path(carrier)}"
 
-    def answer(self, carrier: str) -> tuple[str, str]:
-        """The media type and body that tell a carrier to stream a call here; for Asterisk a line of its dialplan."""
+    def webhook(self, carrier: str, **parameters: str) -> str:
+        """Where the carrier asks what to do with a call."""
+        url = self.public_url.rstrip("/") + self.path(carrier)
+        return f"{url}?{urlencode(parameters)}" if parameters else url
+
+    def transfer_webhook(self, carrier: str, to: str) -> str:
+        """Where the carrier asks whom to put a caller through to."""
+        return f"{self.webhook(carrier)}/transfer?{urlencode({'to': to})}"
+
+    def answer(self, carrier: str, about: Mapping[str, str] | None = None) -> tuple[str, str]:
+        """The media type and body that tell a carrier to stream a call here; for Asterisk, lines of its settings.
+
+        about: what is to come back with the stream, as metadata of the call.
+        """
         url = self.socket_url(carrier)
+        about = about or {}
+        if about and carrier != "twilio":  # Whose addresses keep nothing after a question mark.
+            url += f"?{urlencode(about)}"
         match carrier:
             case "twilio":
+                parameters = "".join(
+                    f"<Parameter name={quoteattr(name)} value={quoteattr(value)}/>" for name, value in about.items()
+                )
                 body = f"<Connect><Stream url={quoteattr(url)}/></Connect>"
+                if parameters:
+                    body = f"<Connect><Stream url={quoteattr(url)}>{parameters}</Stream></Connect>"
             case "telnyx":
                 body = f'<Connect><Stream url={quoteattr(url)} bidirectionalMode="rtp"/></Connect>'
             case "plivo":
                 body = (
                     '<Stream bidirectional="true" keepCallAlive="true" contentType="audio/x-mulaw;rate=8000">'
-                    f"{url}</Stream>"
+                    f"{escape(url)}</Stream>"
                 )
             case "vonage":
-                endpoint = f'{{"type":"websocket","uri":"{url}","content-type":"audio/l16;rate=16000"}}'
-                return "application/json", f'[{{"action":"connect","endpoint":[{endpoint}]}}]'
+                endpoint = {"type": "websocket", "uri": url, "content-type": "audio/l16;rate=16000"}
+                return "application/json", json.dumps([{"action": "connect", "endpoint": [endpoint]}])
             case _:
-                return "text/plain", f"Dial(WebSocket/breeze/c(ulaw))   ; [breeze] in websocket_client.conf: uri={url}"
+                tls = "yes" if url.startswith("wss") else "no"
+                settings = ("type = websocket_client", "connection_type = per_call_config", "protocols = media")
+                return "text/plain", "\n".join(("[breeze]", *settings, f"uri = {url}", f"tls_enabled = {tls}"))
         return "application/xml", f'<?xml version="1.0" encoding="UTF-8"?><Response>{body}</Response>'
 
     def instructions(self, port: int) -> str:
@@ -81,13 +111,16 @@ class Phone:
             f"  Telnyx    a TeXML application's voice URL: {url}{self.path('telnyx')}",
             f"  Plivo     an application's answer URL: {url}{self.path('plivo')}",
             f"  Vonage    an application's answer URL: {url}{self.path('vonage')}",
-            f"  Asterisk  {self.answer('asterisk')[1]}",
+            "  Asterisk  Dial(WebSocket/breeze/c(ulaw)) in the dialplan, and in websocket_client.conf:",
+            f"            {self.answer('asterisk')[1]}".replace("\n", "\n            "),
         ]
         if self.audio_socket is not None:
             host, audio_socket_port = self.audio_socket
             lines.append(f"            or AudioSocket(UUID,{host}:{audio_socket_port}) in the dialplan, UUID being any")
         if self.sip is not None:
             lines.append(f"  SIP       {self.sip.instructions()}")
+        if self.apis:
+            lines.append(f"Calls are put through by the accounts of {', '.join(sorted(self.apis))}.")
         if not url.startswith("https://"):
             lines.append(
                 f"Carriers come by https only: put a proxy before port {port}, and give its address with --phone-url."
@@ -98,8 +131,8 @@ class Phone:
 class PhoneDoor:
     """The routes of `Phone`'s settings."""
 
-    def __init__(self, phone: Phone, hold: Callable[[WebSocket, Carrier], Awaitable[None]]) -> None:
-        """hold: takes the call of a socket that has been accepted, for as long as it lasts."""
+    def __init__(self, phone: Phone, hold: Callable[[WebSocket, str], Awaitable[None]]) -> None:
+        """hold: takes the call of a carrier's socket, for as long as it lasts."""
         self._phone = phone
         self._hold = hold
         self._validator = _validator(phone.twilio_token) if phone.twilio_token else None
@@ -112,19 +145,23 @@ class PhoneDoor:
                 Route(path, self._answering(name), methods=["GET", "POST"]),
                 WebSocketRoute(path, self._calling(name)),
             ]
+        routes.append(Route(self._phone.path("plivo") + "/transfer", self._put_through, methods=["GET"]))
         return routes
 
     def _answering(self, name: str) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
+            body = (await request.body())[:MAX_FORM_BYTES]
+            form = dict(parse_qsl(body.decode("utf-8", "replace")))
             if name == "twilio" and self._validator is not None:
-                form = dict(parse_qsl((await request.body())[:MAX_FORM_BYTES].decode("utf-8", "replace")))
-                url = self._phone.public_url.rstrip("/") + self._phone.path(name)
+                url = self._phone.webhook(name)
                 if request.url.query:
                     url += f"?{request.url.query}"
                 if not self._validator(url, form, request.headers.get("x-twilio-signature", "")):
                     return Response("the signature is not Twilio's", 403)
-            media_type, body = self._phone.answer(name)
-            return Response(body, media_type=media_type)
+            told = {**dict(request.query_params), **(form or _json_object(body))}
+            about = {_TOLD[key]: value for key, value in told.items() if key in _TOLD and isinstance(value, str)}
+            media_type, text = self._phone.answer(name, about)
+            return Response(text, media_type=media_type)
 
         return answer
 
@@ -135,9 +172,23 @@ class PhoneDoor:
                 if not self._validator(self._phone.socket_url(name), {}, signature):
                     await socket.close(1008)  # Before accept: the handshake is refused with 403.
                     return
-            await self._hold(socket, CARRIERS[name]())
+            await self._hold(socket, name)
 
         return call
+
+    async def _put_through(self, request: Request) -> Response:
+        to = escape(request.query_params.get("to", ""))
+        number = f"<User>{to}</User>" if to.startswith("sip") else f"<Number>{to}</Number>"
+        return Response(f"<Response><Dial>{number}</Dial></Response>", media_type="application/xml")
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    """As Vonage posts; empty for what is none."""
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _validator(token: str) -> Callable[[str, dict[str, str], str], bool]:

@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from breeze_rtc.agent.call import Telephone
 from breeze_rtc.agent.session import AgentSession, Callbacks, Ears
 from breeze_rtc.agent.vad import Samples, VoiceActivity
 from breeze_rtc.clock import SECOND, Clock
-from breeze_rtc.errors import PeerError
+from breeze_rtc.errors import BadRequest, LineCannot, PeerError
+from breeze_rtc.media import dtmf
+from breeze_rtc.media.opus import SpeechEncoder
 from breeze_rtc.playback import AudioSink, PlaybackReport
 from breeze_rtc.runtime.engine import Engine
 from breeze_rtc.server.call import MeteredSink
 from breeze_rtc.server.metrics import Metrics
+from breeze_rtc.server.phone import Phone
 from breeze_rtc.transport.audio_socket import HANG_UP, AudioSocketLine, message
 from breeze_rtc.transport.caller import CallerVoice
-from breeze_rtc.transport.carrier import Carrier, Out
+from breeze_rtc.transport.carrier import CARRIERS, Out
 from breeze_rtc.transport.pacer import Pacer
 from breeze_rtc.transport.phone import PhoneLine
 
@@ -38,12 +44,18 @@ SILENT_S = 20.0
 thinks."""
 SEND_S = 5.0
 """A socket that takes no message for so long is dead."""
+MAX_METADATA = 32
+"""So much of what an address brings along is kept."""
 MAX_MESSAGES_PER_S = 400
 MAX_REFUSED = 50
 MAX_FLUSH_S = 0.5
 LAST_WORD_S = 0.2
 """Before hanging up, beyond the moment at which all was heard by our reckoning: a telephone throws away what it still
 holds, and a softphone held 60 ms more than was reckoned with."""
+
+
+_THROUGH = "putting through"
+_NUMBER = re.compile(r"\+?[0-9]{2,15}|sips?:[\w.+:@=;-]{1,200}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,9 @@ class Desk:
     activity: VoiceActivity
     ears: Ears | None
     clock: Clock
+    phone: Phone
+    dialled: Mapping[str, asyncio.Future[CarrierCall]]
+    """Calls that this server has placed and that have not begun, by the token that comes back with them."""
 
 
 class Line(Protocol):
@@ -75,7 +90,7 @@ class Line(Protocol):
 class Conversation:
     """One call's session, joined to its line: to the session it is the `Call`."""
 
-    def __init__(self, desk: Desk, line: Line, sink: AudioSink) -> None:
+    def __init__(self, desk: Desk, line: Line, sink: AudioSink, telephone: Telephone | None = None) -> None:
         self.closed = asyncio.Event()
         """Set once, when the call is to end."""
         self.reason = "the caller hung up"
@@ -84,6 +99,7 @@ class Conversation:
         self._clock = desk.clock
         self._line = line
         self._sample_rate = desk.engine.sample_rate
+        self._bare_sink = sink
         self._sink = MeteredSink(sink, desk.metrics, desk.engine.sample_rate, self._first_packet)
         self._session = AgentSession(
             desk.callbacks,
@@ -93,6 +109,9 @@ class Conversation:
             activity=desk.activity,
             observe=desk.metrics.observe,
         )
+        self._session.telephone = telephone
+        # Streams of keys, away from those of the voice and of the sound for waiting.
+        self._key_streams = count(-1_000_000, -1)
         # When the agent got its turn, until its answer has left.
         self._turn_at: int | None = None
 
@@ -158,6 +177,14 @@ class Conversation:
         """The caller pressed a key."""
         self._session.press(digit)
 
+    def sound_keys(self, keys: str) -> None:
+        """Press keys by their tones, after what is being said."""
+        stream = next(self._key_streams)
+        encoder = SpeechEncoder(self._sample_rate)
+        packets = encoder.encode(dtmf.tones(keys, self._sample_rate))
+        self._bare_sink.write(stream, (*packets, *encoder.end()))
+        self._bare_sink.end(stream)
+
     def end(self, reason: str) -> None:
         """End the call; the first reason counts."""
         if not self.closed.is_set():
@@ -174,17 +201,25 @@ class Conversation:
 class CarrierCall:
     """One call over a carrier's accepted WebSocket: `await CarrierCall(...).hold()`."""
 
-    def __init__(self, socket: WebSocket, carrier: Carrier, desk: Desk) -> None:
+    def __init__(self, socket: WebSocket, carrier: str, desk: Desk) -> None:
+        """carrier: one of `CARRIERS`.  What the socket's address brings along becomes metadata of the call."""
         self._socket = socket
+        self._carrier = carrier
+        self._desk = desk
+        self._api = desk.phone.apis.get(carrier)
+        self._brought = dict(list(socket.query_params.items())[:MAX_METADATA])
+        self._name = ""
+        self.was_put_through = False
+        """The caller is connected with somebody else."""
         self._metrics = desk.metrics
         self._clock = desk.clock
         self._line = PhoneLine(
-            carrier,
+            CARRIERS[carrier](),
             clock=desk.clock,
             on_report=desk.engine.report,
             sample_rate=desk.engine.sample_rate,
         )
-        self._call = Conversation(desk, self._line, self._line)
+        self._call = Conversation(desk, self._line, self._line, self)
         self._line.on_digit = self._call.press
         self._last_word_at = desk.clock.now()
         self._refused = 0
@@ -201,6 +236,37 @@ class CarrierCall:
     def stop(self) -> None:
         """The server is stopping."""
         self._call.end("the server is stopping")
+
+    async def ended(self) -> str:
+        """Wait for the end of the call; returns why."""
+        await self._call.closed.wait()
+        return self._call.reason
+
+    # -- the session's Telephone
+
+    async def send_dtmf(self, keys: str) -> None:
+        _check_keys(keys)
+        message = self._line.keys(keys)
+        if message is not None:
+            await self._send(message)
+        elif self._api is not None and self._api.presses_keys and self._name:
+            await self._api.send_dtmf(self._name, keys)
+        else:
+            self._call.sound_keys(keys)
+
+    async def transfer(self, to: str) -> None:
+        _check_number(to)
+        if self._carrier == "asterisk":
+            raise LineCannot(_THROUGH, "chan_websocket has no word for it; end the call, and the dialplan goes on")
+        if not self._name:
+            raise LineCannot(_THROUGH, "the carrier did not say which call this is")
+        if self._api is None:
+            raise LineCannot(_THROUGH, "the carrier's account is not known here; docs/phone.md says what to set")
+        await self._api.transfer(self._name, to, webhook=self._desk.phone.transfer_webhook(self._carrier, to))
+        self.was_put_through = True
+        self._call.end("the caller was put through")
+
+    # --
 
     async def _hang_up(self) -> None:
         message = self._line.hang_up()
@@ -222,7 +288,12 @@ class CarrierCall:
             self._call.end(str(error))
             return
         log.info("a telephone call: %s", started.call or "without a name")
-        await self._call.converse(started.parameters)
+        metadata = {**self._brought, **started.parameters, "carrier": self._carrier}
+        self._name = started.call or metadata.get("uuid", "")
+        placed = self._desk.dialled.get(metadata.get("dial", ""))
+        if placed is not None and not placed.done():
+            placed.set_result(self)
+        await self._call.converse(metadata)
 
     async def _write(self) -> None:
         with suppress(PeerError):  # It ended before it started, which `_converse` says.
@@ -278,52 +349,90 @@ class CarrierCall:
 class AudioSocketCall:
     """One call over an AudioSocket connection: `await AudioSocketCall(...).hold()`."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, desk: Desk, *, pacer: Pacer) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, transport: asyncio.WriteTransport, desk: Desk, *, pacer: Pacer) -> None:
+        self._transport = transport
         self._metrics = desk.metrics
         self._line = AudioSocketLine(
-            writer,
+            transport,
             clock=desk.clock,
             pacer=pacer,
             on_report=desk.engine.report,
             sample_rate=desk.engine.sample_rate,
         )
-        self._call = Conversation(desk, self._line, self._line.sink)
+        self._call = Conversation(desk, self._line, self._line.sink, self)
         self._line.on_digit = self._call.press
 
     async def hold(self) -> str:
         """Hold the call until it ends; returns why, in a few words.  Everything it used is free then."""
         try:
-            await self._call.hold(self._read(), self._converse(), self._watch())
+            await self._call.hold(self._converse(), self._watch())
         finally:
             self._metrics.gaps.inc(self._line.sink.gaps)
-            with suppress(OSError):
-                self._writer.write(message(HANG_UP))
-                self._writer.close()
+            if not self._transport.is_closing():
+                self._transport.write(message(HANG_UP))
+                self._transport.close()
         return self._call.reason
+
+    def receive(self, data: bytes) -> None:
+        """Some bytes have come."""
+        try:
+            self._line.receive(data)
+        except PeerError as error:
+            self._call.end(str(error))
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self._call.end("the caller hung up")
 
     def stop(self) -> None:
         """The server is stopping."""
         self._call.end("the server is stopping")
 
-    async def _read(self) -> None:
-        while True:
-            try:
-                data = await self._reader.read(4_096)
-            except OSError:
-                data = b""
-            if not data:
-                return self._call.end("the caller hung up")
-            try:
-                self._line.receive(data)
-            except PeerError as error:
-                return self._call.end(str(error))
+    async def send_dtmf(self, keys: str) -> None:
+        # Not by the protocol's own message: it is Asterisk's alone, who hangs up on whoever sends it one.
+        _check_keys(keys)
+        self._call.sound_keys(keys)
+
+    async def transfer(self, to: str) -> None:
+        raise LineCannot(_THROUGH, "AudioSocket has no word for it; end the call, and the dialplan goes on")
 
     async def _converse(self) -> None:
         # Asterisk names the call before anything else; one that does not is as good.
-        await self._call.converse({"call": self._line.call})
+        await self._call.converse({"call": self._line.call, "carrier": "audiosocket"})
 
     async def _watch(self) -> None:
         await self._line.closed.wait()
         self._call.end("the caller hung up")
+
+
+class AudioSocketConnection(asyncio.Protocol):
+    """One connection.  What comes goes to its call at once: a task for each would wake fifty times a second."""
+
+    def __init__(self, open_call: Callable[[asyncio.WriteTransport], AudioSocketCall | None]) -> None:
+        """open_call: makes the call and holds it; None where there is no room."""
+        self._open_call = open_call
+        self._call: AudioSocketCall | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport), "TCP is written to"
+        self._call = self._open_call(transport)
+        if self._call is None:
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._call is not None:
+            self._call.receive(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._call is not None:
+            self._call.lost()
+
+
+def _check_keys(keys: str) -> None:
+    if not keys or any(key not in dtmf.KEYS for key in keys):
+        raise BadRequest(f"{keys!r} are no keys of a telephone: 0 to 9, *, #, A to D")
+
+
+def _check_number(number: str) -> None:
+    if not _NUMBER.fullmatch(number):
+        raise BadRequest(f"{number!r} is no number to put through to; write it as +4930123456, or sip:NAME@HOST")

@@ -26,7 +26,7 @@ from breeze_rtc.playback import PlaybackReport
 from breeze_rtc.transport.caller import CallerVoice
 from breeze_rtc.transport.far_buffer import LINE_DELAY_NS
 from breeze_rtc.transport.pacer import Pacer
-from breeze_rtc.transport.playout import Playout
+from breeze_rtc.transport.playout import Playout, Slot
 
 HANG_UP, NAME, KEY, ERROR = 0x00, 0x01, 0x03, 0xFF
 SOUND = {
@@ -37,6 +37,8 @@ SOUND = {
 }
 MAX_UNSENT_BYTES = 16_000
 """A second of sound that the socket has not taken: the other end is dead."""
+TELL_SLOTS = 5
+"""Positions are told each 100 ms."""
 
 _HEADER = struct.Struct(">BH")
 
@@ -68,8 +70,11 @@ class Inbox:
 
 
 def message(kind: int, payload: bytes = b"") -> bytes:
-    """A message as it is written."""
+    """A message as it is written: at once, for Asterisk loses its place in a header that comes in two reads."""
     return _HEADER.pack(kind, len(payload)) + payload
+
+
+_SILENCE = message(0x10, bytes(320))
 
 
 class AudioSocketLine:
@@ -77,7 +82,7 @@ class AudioSocketLine:
 
     def __init__(
         self,
-        writer: asyncio.StreamWriter,
+        transport: asyncio.WriteTransport,
         *,
         clock: Clock,
         pacer: Pacer,
@@ -93,7 +98,7 @@ class AudioSocketLine:
         self.on_digit: Callable[[str], None] = lambda digit: None
         """Called with each key that is pressed."""
         self.unknown = 0
-        self._writer = writer
+        self._transport = transport
         self._clock = clock
         self._pacer = pacer
         self._on_report = on_report
@@ -158,20 +163,23 @@ class AudioSocketLine:
     def _tick(self) -> None:
         while self.sink.next_at() <= (now := self._clock.now()):
             slot = self.sink.next_slot(now)
-            payload = bytes(320) if slot.stream is None else self._written(slot.stream, slot.payload)
-            if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            if self._transport.is_closing() or self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
                 self.close()
                 return
-            self._writer.write(message(0x10, payload))
-            if slot.index % 5 == 0:
+            self._send(slot)
+            if slot.index % TELL_SLOTS == 0:
                 self._tell()
-        self.sink.forget(self._ear_ticks())
+                self.sink.forget(self._ear_ticks())
 
-    def _written(self, stream: int, payload: bytes) -> bytes:
-        if self._decoder is None or self._decoder[0] != stream:
-            self._decoder = (stream, Decoder(8_000))
-        samples = self._decoder[1].decode(payload)
-        return SOUND[0x10].encode(samples) if samples is not None and len(samples) == 160 else bytes(320)
+    def _send(self, slot: Slot) -> None:
+        if slot.stream is None:
+            self._transport.write(_SILENCE)
+            return
+        if self._decoder is None or self._decoder[0] != slot.stream:
+            self._decoder = (slot.stream, Decoder(8_000))
+        samples = self._decoder[1].decode(slot.payload)
+        is_whole = samples is not None and len(samples) == 160
+        self._transport.write(message(0x10, SOUND[0x10].encode(samples)) if is_whole else _SILENCE)
 
     def _ear_ticks(self) -> int:
         if self.sink.clock is None:

@@ -13,11 +13,14 @@ from breeze_rtc.clock import MS, SECOND, Clock
 from breeze_rtc.media.resample import Resampler
 
 RATE = 16_000
-BLOCK = 320
-"""20 ms."""
+BLOCK = 512
+"""32 ms: what voice activity is judged by, so that whoever waits for blocks is woken no more often than it helps."""
+BLOCK_NS = 32 * MS
+LOOK_S = 0.05
+"""How often a line is looked at for silence."""
 SILENT_NS = 200 * MS
 """A line that has brought nothing for so long is silent, not late: some send nothing while nobody speaks."""
-MAX_WAITING_BLOCKS = 100
+MAX_WAITING_BLOCKS = 62
 """Two seconds wait for their reader; then the oldest go."""
 
 Samples = NDArray[np.float32]
@@ -37,6 +40,7 @@ class CallerVoice:
         self._changed = asyncio.Event()
         # Up to when what the caller said is known; None before the first sound or silence.
         self._until_ns: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def hear(self, pcm: NDArray[np.int16], sample_rate: int) -> None:
         """The next samples, (N,) int16."""
@@ -51,29 +55,38 @@ class CallerVoice:
         self._push(self._resampler[1].push(pcm))
 
     async def blocks(self) -> AsyncIterator[Samples]:
-        """(320,) float32 each, until the end.  A line that brings nothing brings silence."""
+        """(512,) float32 each, until the end.  A line that brings nothing brings silence."""
         if self._until_ns is None:
             self._until_ns = self._clock.now()
-        while not self._is_closed:
-            while self._blocks:
-                yield self._blocks.popleft()
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(SILENT_NS / SECOND):
-                    await self._changed.wait()
-            except TimeoutError:
-                self._fill(self._clock.now())
+        self._look()
+        try:
+            while not self._is_closed:
+                while self._blocks:
+                    yield self._blocks.popleft()
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
 
     def close(self) -> None:
         """The call is over."""
         self._is_closed = True
         self._changed.set()
 
+    def _look(self) -> None:
+        """Again and again, which costs less than a timer for each block."""
+        now = self._clock.now()
+        assert self._until_ns is not None, "set before the first look"
+        if now - self._until_ns > SILENT_NS:
+            self._fill(now)
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
     def _fill(self, now: int) -> None:
         """Nothing has come since: that was silence, up to now."""
         assert self._until_ns is not None
-        count = max(0, (now - self._until_ns) // (20 * MS))
-        self._until_ns += count * 20 * MS
+        count = max(0, (now - self._until_ns) // BLOCK_NS)
+        self._until_ns += count * BLOCK_NS
         self._push(np.zeros(min(count, MAX_WAITING_BLOCKS) * BLOCK, np.float32))
 
     def _push(self, samples: Samples) -> None:

@@ -124,6 +124,9 @@ class Carrier(Protocol):
     def hang_up(self) -> Out | None:
         """End the call; None where closing the socket does it."""
 
+    def keys(self, keys: str) -> Out | None:
+        """Press keys of the telephone; None where the stream has no word for it."""
+
 
 class Twilio:
     """Twilio Media Streams, bidirectional (`<Connect><Stream>`).
@@ -172,6 +175,9 @@ class Twilio:
         return (_json(event="clear", streamSid=self._stream),)
 
     def hang_up(self) -> Out | None:
+        return None
+
+    def keys(self, keys: str) -> Out | None:
         return None
 
 
@@ -234,6 +240,9 @@ class Telnyx:
     def hang_up(self) -> Out | None:
         return None
 
+    def keys(self, keys: str) -> Out | None:
+        return None
+
 
 class Plivo:
     """Plivo audio streams (`<Stream bidirectional="true">`).  L16 is little-endian here.
@@ -290,6 +299,9 @@ class Plivo:
     def hang_up(self) -> Out | None:
         return None
 
+    def keys(self, keys: str) -> Out | None:
+        return _json(event="sendDTMF", dtmf=keys)
+
 
 class Vonage:
     """The WebSocket endpoint of Vonage's Voice API: binary frames are sound (L16, little-endian), text is the rest.
@@ -331,6 +343,9 @@ class Vonage:
         return (_json(action="clear"),)
 
     def hang_up(self) -> Out | None:
+        return None
+
+    def keys(self, keys: str) -> Out | None:
         return None
 
 
@@ -390,6 +405,9 @@ class Asterisk:
 
     def hang_up(self) -> Out | None:
         return self._command("HANGUP")
+
+    def keys(self, keys: str) -> Out | None:
+        return None
 
     def _command(self, command: str, correlation_id: str = "") -> str:
         if not self._speaks_json:

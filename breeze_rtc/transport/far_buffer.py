@@ -203,6 +203,8 @@ class FarBuffer:
         out: list[Sending] = []
         if self._must_clear:
             self._must_clear = False
+            # Its buffer will be empty.  Not every Asterisk says so: a flush there leaves the count that XON waits for.
+            self.has_room = True
             self._settle(now)
             out.append(Clear())
         while self._may_send(now) and (head := self._head()) is not None:

@@ -126,6 +126,10 @@ class PhoneLine:
         """What to send to end the call; None where closing the socket ends it."""
         return self._carrier.hang_up() if self.started is not None else None
 
+    def keys(self, keys: str) -> Out | None:
+        """What to send to press keys; None where only tones in the sound will do."""
+        return self._carrier.keys(keys)
+
     def close(self) -> None:
         """The call is over."""
         self.closed.set()

@@ -36,7 +36,12 @@ class HangUp:
     pass
 
 
-Said = Sound | Mark | Clear | HangUp
+@dataclass(frozen=True)
+class Keys:
+    keys: str
+
+
+Said = Sound | Mark | Clear | HangUp | Keys
 Message = str | bytes
 
 
@@ -60,6 +65,8 @@ class Twilio:
     def __init__(self) -> None:
         self.sequence = 0
         self.chunk = 0
+        self.parameters: dict[str, str] = {}
+        """What TwiML's `<Parameter>`s say."""
 
     def hello(self) -> list[Message]:
         start = {
@@ -68,7 +75,7 @@ class Twilio:
             "callSid": "CA00",
             "tracks": ["inbound"],
             "mediaFormat": {"encoding": "audio/x-mulaw", "sampleRate": 8000, "channels": 1},
-            "customParameters": {},
+            "customParameters": self.parameters,
         }
         connected = json.dumps({"event": "connected", "protocol": "Call", "version": "1.0.0"})
         return [connected, self._numbered("start", start=start)]
@@ -220,6 +227,8 @@ class Plivo:
             case "clearAudio":
                 assert message["streamId"] == "s0"
                 return Clear()
+            case "sendDTMF":
+                return Keys(message["dtmf"])
         raise ValueError(f"Plivo knows no {message['event']!r}")
 
 

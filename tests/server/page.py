@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
@@ -45,11 +46,13 @@ class Hall:
 
 
 @asynccontextmanager
-async def serving(callbacks: Callbacks, *, engine: Any = None, **options: Any) -> AsyncIterator[Hall]:
+async def serving(
+    callbacks: Callbacks, *, engine: Any = None, address: socket.socket | None = None, **options: Any
+) -> AsyncIterator[Hall]:
     """A server on a real socket, in this loop."""
     engine = engine or ToneEngine()
     server = VoiceServer(callbacks, engine=engine, **{"listens": False, **options})
-    address = listen("127.0.0.1", 0)
+    address = address or listen("127.0.0.1", 0)
     async with server.lifespan():
         http = http_server(server)
         running = asyncio.create_task(http.serve(sockets=[address]))

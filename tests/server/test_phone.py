@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from xml.etree import ElementTree
 
 import httpx
 import numpy as np
@@ -15,11 +16,14 @@ import pytest
 from carrier_line import START, CarrierLine
 from page import Hall, serving, until
 from speech import spoken
+from tone_engine import TONES_HZ, ToneEngine
 from twilio.request_validator import RequestValidator
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
 
 from breeze_rtc.agent.session import AgentSession, Callbacks, SpeechHandle, UserTurn
+from breeze_rtc.errors import LineCannot
 from breeze_rtc.media.line_codec import LineCodec
 from breeze_rtc.server.phone import Phone
 from breeze_rtc.transport.audio_socket import Inbox, message
@@ -88,7 +92,8 @@ async def test_a_caller_hears_the_greeting_to_its_end() -> None:
 
 
 async def test_a_barge_in_silences_the_telephone_and_keeps_what_was_heard() -> None:
-    """A real voice over a long greeting: one clear, nothing old after it, and the text as far as it came."""
+    """Reproductions 12 and 15: no clear, and a bot that keeps talking.  A real voice over a long greeting: one clear,
+    nothing old after it, and the text as far as it came."""
     agent = Agent(LONG)
     async with ringing(agent) as hall:
         async with calling(hall) as line:
@@ -121,9 +126,32 @@ async def test_a_caller_who_hangs_up_in_mid_speech_leaves_nothing() -> None:
         assert "one two three four" not in " ".join(agent.heard)
 
 
+async def test_a_caller_who_comes_back_hears_nothing_of_the_speech_that_was_cut_off() -> None:
+    """Reproduction 14: the connection dies in mid-speech, and after it the tail of the old answer plays.  Each word has
+    a tone of its own: the first half second of the next call is its first word and nothing else."""
+    agent = Agent(LONG)
+    engine = ToneEngine(tells_words_apart=True)
+    async with ringing(agent, engine=engine) as hall:
+        async with calling(hall) as line:
+            await line.start()
+            await until(lambda: line.speech_s > 1.4)
+            line.socket.transport.abort()
+        async with calling(hall) as line:
+            await line.start()
+            await until(lambda: line.speech_s > 0.5)
+        await hall.is_free()
+    heard = line.samples()
+    loud = np.flatnonzero(np.abs(heard) > 0.05)
+    first = heard[loud[0] : loud[0] + 3_000]
+    strength = np.abs(np.fft.rfft(first * np.hanning(len(first)), 8_000))
+    tones = [float(strength[hz - 5 : hz + 6].max()) for hz in TONES_HZ]
+    assert tones[0] == max(tones)
+    assert max(tones[1:]) < tones[0] / 20
+
+
 @pytest.mark.parametrize("stop", [None, {"event": "stop", "streamSid": "MZ1"}])
 async def test_a_caller_who_hangs_up_at_once_leaves_nothing(stop: dict[str, str] | None) -> None:
-    """Within the first moments: by the socket, or by a stop."""
+    """Trap: a caller who hangs up in the first 100 ms: by the socket, or by a stop."""
     agent = Agent(LONG)
     async with ringing(agent) as hall:
         async with calling(hall) as line:
@@ -135,6 +163,7 @@ async def test_a_caller_who_hangs_up_at_once_leaves_nothing(stop: dict[str, str]
 
 
 async def test_a_stop_before_the_start_and_a_second_start_are_survived() -> None:
+    """Traps: a stop before the start, and two starts."""
     agent = Agent()
     async with ringing(agent) as hall:
         async with calling(hall) as line:
@@ -190,7 +219,7 @@ async def test_an_agent_that_ends_the_call_hangs_up_after_its_last_word() -> Non
 
 
 async def test_keys_reach_the_agent_while_it_speaks_and_it_knows_who_calls() -> None:
-    """Pressed in mid-speech; what the callback yields is spoken after it."""
+    """Trap: a key during speech; what the callback yields is spoken after it."""
     start = json.loads(json.dumps(START))
     start["start"]["customParameters"] = {"caller": "+15550100"}
     keys: list[tuple[str, str]] = []
@@ -214,7 +243,7 @@ async def test_keys_reach_the_agent_while_it_speaks_and_it_knows_who_calls() -> 
 
 
 async def test_a_line_that_sends_nothing_in_silence_still_gets_its_greeting() -> None:
-    """No inbound media at all: marks are all that comes."""
+    """Trap: no inbound media at all, for the trunk suppresses silence: marks are all that comes."""
     agent = Agent()
     async with ringing(agent) as hall:
         async with calling(hall) as line:
@@ -251,6 +280,49 @@ async def test_a_full_server_refuses_the_call_before_it_is_taken() -> None:
         await hall.is_free()
 
 
+async def test_asterisk_gets_the_protocol_it_asks_for_and_what_its_dialplan_adds_is_known() -> None:
+    """`protocols = media`, and `v(from=100)`."""
+    agent = Agent()
+    async with ringing(agent) as hall:
+        address = hall.http.replace("http", "ws") + "/phone/secret/asterisk?from=100"
+        async with connect(address, subprotocols=[Subprotocol("media")]) as socket:
+            assert socket.subprotocol == "media"
+            await socket.send(json.dumps({"event": "MEDIA_START", "format": "ulaw", "channel_id": "1.1"}))
+            await until(lambda: bool(agent.sessions))
+            metadata = agent.sessions[0].metadata
+            assert (metadata["from"], metadata["carrier"], metadata["channel_id"]) == ("100", "asterisk", "1.1")
+            with pytest.raises(LineCannot, match="dialplan"):
+                await agent.sessions[0].transfer("+4930123456")
+        await hall.is_free()
+
+
+async def test_who_calls_by_twilio_is_known_from_its_webhook() -> None:
+    """Its stream does not tell; what the webhook says comes back with it."""
+    async with ringing(Agent()) as hall, httpx.AsyncClient(base_url=hall.http) as client:
+        answer = await client.post("/phone/secret/twilio", data={"From": "+15550100", "To": '+49"30', "Digits": "1"})
+        assert '<Parameter name="from" value="+15550100"/>' in answer.text
+        stream = ElementTree.fromstring(answer.text).find("./Connect/Stream")
+        assert stream is not None
+        assert [item.attrib["value"] for item in stream] == ["+15550100", '+49"30']
+
+
+async def test_without_an_account_nobody_is_put_through_and_the_call_goes_on() -> None:
+    agent = Agent()
+    port = free_port()
+    async with ringing(agent, Phone("http://localhost", key="secret", audio_socket=("127.0.0.1", port))) as hall:
+        async with calling(hall) as line:
+            await line.start()
+            await until(lambda: bool(agent.sessions))
+            with pytest.raises(LineCannot, match=r"docs/phone\.md"):
+                await agent.sessions[0].transfer("+4930123456")
+            await until(lambda: agent.heard == ["one two three"])
+        async with AudioSocket(port):
+            await until(lambda: len(agent.sessions) == 2)
+            with pytest.raises(LineCannot, match="AudioSocket"):
+                await agent.sessions[1].transfer("+4930123456")
+        await hall.is_free()
+
+
 async def test_the_answer_to_a_carriers_webhook_says_where_to_stream() -> None:
     async with ringing(Agent()) as hall, httpx.AsyncClient(base_url=hall.http) as client:
         twilio = await client.post("/phone/secret/twilio")
@@ -271,6 +343,7 @@ def test_what_is_printed_says_what_to_paste_where() -> None:
     assert "webhook https://agent.example.org/voice/phone/secret/twilio" in text
     assert '<Stream url="wss://agent.example.org/voice/phone/secret/twilio"/>' in text
     assert "AudioSocket(UUID,127.0.0.1:9092)" in text
+    assert "uri = wss://agent.example.org/voice/phone/secret/asterisk" in text
     assert "https only" not in text
     assert "https only" in Phone("http://127.0.0.1:8000/").instructions(8000)
 
@@ -336,7 +409,7 @@ def free_port() -> int:
 
 
 async def test_asterisk_hears_the_greeting_over_audiosocket_and_silence_around_it() -> None:
-    """A peer that sends nothing at all gets its 20 ms from the first moment on."""
+    """Reproduction 51: a peer that sends nothing at all gets its 20 ms from the first moment on."""
     agent = Agent()
     port = free_port()
     async with ringing(agent, Phone("http://localhost", audio_socket=("127.0.0.1", port))) as hall:

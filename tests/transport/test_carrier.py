@@ -163,6 +163,8 @@ def test_what_is_said_to_telnyx_and_plivo() -> None:
     assert [json.loads(out) for out in telnyx.clear()] == [{"event": "clear"}]
     media = {"contentType": "audio/x-mulaw", "sampleRate": 8000, "payload": SOUND_64}
     assert json.loads(plivo.audio(SOUND)) == {"event": "playAudio", "media": media}
+    assert json.loads(str(plivo.keys("1#"))) == {"event": "sendDTMF", "dtmf": "1#"}
+    assert telnyx.keys("1#") is None
     assert json.loads(plivo.mark("0:1")) == {"event": "checkpoint", "streamId": "s1", "name": "0:1"}
     assert [json.loads(out) for out in plivo.clear()] == [{"event": "clearAudio", "streamId": "s1"}]
 
@@ -187,6 +189,7 @@ def test_an_asterisk_from_before_json_is_answered_in_words() -> None:
 
 
 def test_sound_that_comes_before_asterisks_start_is_kept() -> None:
+    """Reproduction 22."""
     carrier = Asterisk()
     assert read(carrier, SOUND) == ()
     first, second = read(carrier, ASTERISK_START)
@@ -196,6 +199,7 @@ def test_sound_that_comes_before_asterisks_start_is_kept() -> None:
 
 @pytest.mark.parametrize("name", STARTS)
 def test_a_second_start_changes_nothing(name: str) -> None:
+    """Trap: two starts."""
     carrier = started(name)
     assert read(carrier, STARTS[name]) == ()
     assert carrier.unknown == 1
@@ -203,6 +207,7 @@ def test_a_second_start_changes_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["twilio", "telnyx", "plivo"])
 def test_a_call_that_stops_before_it_starts_says_nothing(name: str) -> None:
+    """Trap: a stop before the start."""
     carrier = CARRIERS[name]()
     assert read(carrier, {"event": "stop"}) == ()
     assert carrier.unknown == 1
@@ -245,6 +250,7 @@ def test_bad_messages_are_refused_by_name(message: Any, code: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["AMR-WB", "audio/ogg", None, 7, "G722"])
 def test_an_unknown_codec_is_named_with_what_to_do(encoding: object) -> None:
+    """Reproduction 28: what the start says is what the line is; what nobody reads here is a clear error."""
     start = json.loads(json.dumps(TELNYX_START))
     start["start"]["media_format"]["encoding"] = encoding
     with pytest.raises(PeerError, match="PCMU or PCMA") as refused:
@@ -270,6 +276,7 @@ def test_telnyx_writes_plain_samples_in_network_order_and_plivo_does_not() -> No
 
 
 def test_pieces_out_of_order_come_out_in_order_and_a_lost_one_is_told() -> None:
+    """Trap: media out of order."""
     order = Chunks()
     assert order.push(1, b"1") == [b"1"]
     assert order.push(3, b"3") == []
