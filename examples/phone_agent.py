@@ -4,7 +4,7 @@
 
 prints what to paste at Twilio, Telnyx, Plivo, Vonage or Asterisk; docs/phone.md has each in five minutes.
 
-    breeze-rtc call --carrier twilio --to NUMBER --from NUMBER --phone-url https://agent.example.org examples/phone_agent.py
+    breeze-rtc call --carrier twilio --to NUMBER --from NUMBER --phone-url https://HOST examples/phone_agent.py
 
 lets it call somebody.
 """

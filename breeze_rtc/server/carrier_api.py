@@ -133,6 +133,7 @@ class TelnyxApi:
                 stream_track="inbound_track",
                 stream_bidirectional_mode="rtp",
                 stream_bidirectional_codec="PCMU",
+                stream_bidirectional_target_legs="both",
                 timeout_secs=RING_S,
             )
         )

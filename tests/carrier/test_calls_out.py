@@ -32,11 +32,11 @@ OTHER = "+4930654321"
 
 
 def keys_heard(pcm: bytes) -> str:
-    """The keys whose tones are in a recording at 8 kHz, 20 ms at a time."""
+    """The keys whose tones are in a recording at 8 kHz, 40 ms at a time."""
     samples = np.frombuffer(pcm, "<i2").astype(np.float32) / 32_768
-    pieces = samples[: len(samples) // 160 * 160].reshape(-1, 160) * np.hanning(160)
+    pieces = samples[: len(samples) // 320 * 320].reshape(-1, 320) * np.hanning(320)
     hz = (*dtmf.ROWS_HZ, *dtmf.COLUMNS_HZ)
-    waves = np.exp(-2j * np.pi * np.outer(np.arange(160), hz) / 8_000) / 40
+    waves = np.exp(-2j * np.pi * np.outer(np.arange(320), hz) / 8_000) / 80
     levels = np.abs(pieces @ waves)
     heard = ""
     before = ""
