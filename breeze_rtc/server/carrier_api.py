@@ -118,6 +118,9 @@ class TelnyxApi:
         from telnyx import Telnyx, TelnyxError
 
         self._client = Telnyx(api_key=api_key, base_url=base_url, timeout=TIMEOUT_S, max_retries=0)
+        # It reads the rest of itself, some thousand modules, when it is first asked: better now than in a call.
+        self._calls = self._client.calls
+        self._actions = self._calls.actions
         self._connection_id = connection_id
         self._errors = (TelnyxError,)
 
@@ -125,7 +128,7 @@ class TelnyxApi:
         if not self._connection_id:
             raise BadRequest("to call by Telnyx, set TELNYX_CONNECTION_ID, the id of a Voice API application")
         answer = await self._ask(
-            lambda: self._client.calls.dial(
+            lambda: self._calls.dial(
                 connection_id=self._connection_id,
                 to=to,
                 from_=caller,
@@ -140,17 +143,17 @@ class TelnyxApi:
         return str(answer.data.call_control_id)
 
     async def state(self, call: str) -> str:
-        answer = await self._ask(lambda: self._client.calls.retrieve_status(call))
+        answer = await self._ask(lambda: self._calls.retrieve_status(call))
         return "" if answer.data.is_alive else "over"
 
     async def hang_up(self, call: str) -> None:
-        await self._ask(lambda: self._client.calls.actions.hangup(call))
+        await self._ask(lambda: self._actions.hangup(call))
 
     async def transfer(self, call: str, to: str, *, webhook: str) -> None:
-        await self._ask(lambda: self._client.calls.actions.transfer(call, to=to))
+        await self._ask(lambda: self._actions.transfer(call, to=to))
 
     async def send_dtmf(self, call: str, keys: str) -> None:
-        await self._ask(lambda: self._client.calls.actions.send_dtmf(call, digits=keys))
+        await self._ask(lambda: self._actions.send_dtmf(call, digits=keys))
 
     async def _ask(self, do: Callable[[], Any]) -> Any:
         try:

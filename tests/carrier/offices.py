@@ -12,6 +12,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qsl
 from xml.etree import ElementTree
 
 import httpx
@@ -122,7 +123,7 @@ class Office:
         self._note(request)
         if not _is_basic(request, ACCOUNT, TOKEN):
             return self._twilio_error(401, 20003, "Authenticate")
-        form = {key: str(value) for key, value in (await request.form()).items()}
+        form = dict(parse_qsl((await request.body()).decode()))
         if not form.get("To"):
             return self._twilio_error(400, 21201, "No 'To' number is specified")
         if not form["To"].startswith("+"):
@@ -158,11 +159,11 @@ class Office:
         if request.method == "POST":
             if self.line.state not in ("ringing", "in-progress"):
                 return self._twilio_error(400, 21220, "Call is not in-progress. Cannot redirect.")
-            form = await request.form()
+            form = dict(parse_qsl((await request.body()).decode()))
             if form.get("Status") == "completed":
                 self._end()
             elif form.get("Twiml"):
-                dial = ElementTree.fromstring(str(form["Twiml"])).find("./Dial")
+                dial = ElementTree.fromstring(form["Twiml"]).find("./Dial")
                 assert dial is not None
                 self._put_through(str(dial.text))
             else:
@@ -185,7 +186,9 @@ class Office:
             return self._telnyx_error(422, "10016", "Phone number must be in +E164 format", "")
         assert wanted["stream_bidirectional_mode"] == "rtp", "else nothing that is sent is heard"
         assert wanted["stream_bidirectional_codec"] == "PCMU"
-        self._place(wanted["to"], self._stream(PERSONALITIES["telnyx"](), wanted["stream_url"]))
+        who = PERSONALITIES["telnyx"]()
+        who.caller, who.called = wanted["from"], wanted["to"]
+        self._place(wanted["to"], self._stream(who, wanted["stream_url"]))
         data = {"call_control_id": NAMES["telnyx"], "call_leg_id": "l", "call_session_id": "s", "is_alive": False}
         return JSONResponse({"data": {**data, "record_type": "call"}})
 
@@ -352,14 +355,15 @@ class Office:
             async def play() -> None:
                 loop = asyncio.get_running_loop()
                 began, number = loop.time(), 0
-                while True:
-                    while waiting and isinstance(waiting[0], str):
-                        await socket.send(who.reached(waiting.popleft()))
-                    self.line.heard += waiting.popleft() if waiting else b""  # type: ignore[operator]
-                    for message in who.voice(bytes(FRAME_BYTES)):
-                        await socket.send(message)
-                    number += 1
-                    await asyncio.sleep(max(0, began + 0.02 * number - loop.time()))
+                with suppress(ConnectionClosed):
+                    while True:
+                        while waiting and isinstance(waiting[0], str):
+                            await socket.send(who.reached(waiting.popleft()))
+                        self.line.heard += waiting.popleft() if waiting else b""  # type: ignore[operator]
+                        for message in who.voice(bytes(FRAME_BYTES)):
+                            await socket.send(message)
+                        number += 1
+                        await asyncio.sleep(max(0, began + 0.02 * number - loop.time()))
 
             playing = asyncio.create_task(play())
             with suppress(ConnectionClosed):

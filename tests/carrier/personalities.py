@@ -123,6 +123,7 @@ class Telnyx:
 
     def __init__(self) -> None:
         self.chunk = 0
+        self.caller, self.called = "+4930123456", "+4930654321"
         self._held: list[Message] = []
 
     def hello(self) -> list[Message]:
@@ -130,8 +131,8 @@ class Telnyx:
             "user_id": "U0",
             "call_control_id": "v3:call",
             "call_session_id": "S0",
-            "from": "+4930123456",
-            "to": "+4930654321",
+            "from": self.caller,
+            "to": self.called,
             "client_state": "aGVsbG8=",
             "media_format": {"encoding": "PCMA", "sample_rate": 8000, "channels": 1},
         }

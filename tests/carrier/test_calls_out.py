@@ -58,7 +58,7 @@ class Talk:
         self.sessions = sessions
 
     async def dial(self, kind: str) -> str:
-        return await asyncio.wait_for(self.hall.server.dial(kind, TO, caller=NUMBER), 15)
+        return await asyncio.wait_for(self.hall.server.dial(kind, TO, caller=NUMBER), 30)
 
 
 Then = Callable[[AgentSession], Awaitable[None]]
