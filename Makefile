@@ -46,8 +46,8 @@ $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml constraints.txt
 	@touch $@
 
 # What the tests call, listen, relay and record with; a test says so when it skips itself for want of one.
-SYSTEM := chromium firefox-esr espeak-ng coturn baresip-core pulseaudio pulseaudio-utils pocketsphinx-testdata
-COMMANDS := chromium firefox-esr espeak-ng turnserver baresip pulseaudio parec
+SYSTEM := chromium firefox-esr espeak-ng coturn baresip-core pulseaudio pulseaudio-utils pocketsphinx-testdata sip-tester
+COMMANDS := chromium firefox-esr espeak-ng turnserver baresip pulseaudio parec sipp
 HAVE_ALL := for c in $(COMMANDS); do command -v $$c >/dev/null || exit 1; done
 
 $(STAMPS)/system: $(STAMPS)/venv

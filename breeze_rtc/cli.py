@@ -79,9 +79,13 @@ TwilioToken = Annotated[
 AudioSocketPort = Annotated[int | None, typer.Option(min=1, max=65535, help="Answer Asterisk's AudioSocket here too.")]
 SipAddress = Annotated[
     str | None,
-    typer.Option("--sip", help="Answer SIP calls at HOST:PORT too, e.g. 0.0.0.0:5060; needs the extra 'sip'."),
+    typer.Option("--sip", help="Answer SIP calls at HOST:PORT too, e.g. 0.0.0.0:5060."),
 ]
-SipAccount = Annotated[str | None, typer.Option(help="Register there: sip:NAME@HOST.")]
+SipAccount = Annotated[str | None, typer.Option(help="Register there, and call by it: sip:NAME@HOST.")]
+SipAllow = Annotated[
+    list[str] | None, typer.Option(help="A network whose calls are taken, e.g. 192.0.2.0/24; without one all are.")
+]
+SipPublicHost = Annotated[str | None, typer.Option(help="This server's address as others see it, behind a router.")]
 SipPassword = Annotated[str, typer.Option(help="The environment variable that holds the account's password.")]
 Listen = Annotated[bool, typer.Option("--listen/--no-listen", help="Turn the microphone into text.")]
 Ears = Annotated[str, typer.Option("--recogniser", help="moonshine, whisper:MODEL, or an OpenAI-compatible endpoint.")]
@@ -129,6 +133,8 @@ def demo(
         sip=None,
         sip_account=None,
         sip_password_env="",
+        sip_allow=None,
+        sip_public_host=None,
         ice_server=None,
         ice_user=None,
         ice_credential_env="",
@@ -170,6 +176,8 @@ def serve(
     sip: SipAddress = None,
     sip_account: SipAccount = None,
     sip_password_env: SipPassword = "BREEZE_SIP_PASSWORD",
+    sip_allow: SipAllow = None,
+    sip_public_host: SipPublicHost = None,
     listen: Listen = True,
     recogniser: Ears = "moonshine",
     recogniser_model: EarsModel = "whisper-1",
@@ -196,12 +204,21 @@ def call(
         Path | None, typer.Argument(help="A Python file with the agent; without one, the agent of `demo`.")
     ] = None,
     *,
-    carrier: Annotated[str, typer.Option(help="twilio, telnyx, plivo or vonage; its account is in the environment.")],
-    to: Annotated[str, typer.Option(help="The number to call, e.g. +4930123456.")],
-    caller: Annotated[str, typer.Option("--from", help="The number to call from, one of your account.")],
-    phone_url: Annotated[
-        str, typer.Option(help="How the carrier reaches this server, e.g. https://agent.example.org.")
+    carrier: Annotated[
+        str, typer.Option(help="twilio, telnyx, plivo or vonage, whose account is in the environment; or sip.")
     ],
+    to: Annotated[str, typer.Option(help="The number to call, e.g. +4930123456; by SIP also sip:NAME@HOST.")],
+    caller: Annotated[
+        str | None, typer.Option("--from", help="The number to call from, one of your account; not by SIP.")
+    ] = None,
+    phone_url: Annotated[
+        str | None,
+        typer.Option(help="How the carrier reaches this server, e.g. https://agent.example.org; not by SIP."),
+    ] = None,
+    sip: Annotated[str, typer.Option("--sip", help="Call by SIP from HOST:PORT.")] = "0.0.0.0:0",
+    sip_account: SipAccount = None,
+    sip_password_env: SipPassword = "BREEZE_SIP_PASSWORD",
+    sip_public_host: SipPublicHost = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     model: Model = "nano",
@@ -224,18 +241,20 @@ def call(
     verbose: Verbose = False,
 ) -> None:
     """Call a telephone and let an agent talk to whoever answers, until one of the two hangs up."""
+    if carrier != "sip" and (caller is None or phone_url is None):
+        raise BadRequest(f"a call by {carrier} needs --from, a number of the account, and --phone-url, where we are")
+    options = locals()
     _serve(
-        **{name: value for name, value in locals().items() if name not in {"carrier", "to", "caller", "carrier_url"}},
-        dial=_Dial(carrier, to, caller, carrier_url),
+        **{name: options[name] for name in options if name not in {"carrier", "to", "caller", "carrier_url", "sip"}},
+        dial=_Dial(carrier, to, caller or "", carrier_url),
+        sip=sip if carrier == "sip" else None,
+        sip_allow=None,
         max_calls=2,  # The other one so that a number that is called back is not simply dead.
         max_calls_per_address=None,
         record=None,
         trace=None,
         phone=True,
         audiosocket_port=None,
-        sip=None,
-        sip_account=None,
-        sip_password_env="",
         ice_server=None,
         ice_user=None,
         ice_credential_env="",
@@ -278,6 +297,8 @@ def _serve(
     sip: str | None,
     sip_account: str | None,
     sip_password_env: str,
+    sip_allow: list[str] | None,
+    sip_public_host: str | None,
     listen: bool,
     recogniser: str,
     recogniser_model: str,
@@ -295,14 +316,18 @@ def _serve(
     _log(verbose)
     if sip is None and sip_account is not None:
         raise BadRequest("--sip-account goes with --sip HOST:PORT, where calls come in")
-    if sip is not None and not sip.rpartition(":")[2].isdecimal():
-        raise BadRequest(f"--sip {sip!r} is no HOST:PORT")
+    door_of_sip: Sip | None = None
+    if sip is not None:
+        if not sip.rpartition(":")[2].isdecimal():
+            raise BadRequest(f"--sip {sip!r} is no HOST:PORT")
+        password = os.environ.get(sip_password_env, "")
+        door_of_sip = Sip(sip, sip_account, password, sip_public_host, allow=tuple(sip_allow or ()))
     if not phone and (phone_url is not None or audiosocket_port is not None):
         raise BadRequest("--phone-url and --audiosocket-port go with --phone")
     if (llm_base_url is None) != (llm_model is None):
         raise BadRequest(_BOTH_OF_LLM)
     apis = carrier_apis(os.environ) if phone and dial is None else {}
-    if dial is not None:
+    if dial is not None and dial.carrier != "sip":
         apis[dial.carrier] = carrier_api(dial.carrier, os.environ, base_url=dial.carrier_url)
     callbacks = read_agent(agent_file).callbacks if agent_file is not None else None
     ice = _ice_servers(ice_server or [], ice_user, ice_credential_env, turn_secret_env)
@@ -331,7 +356,7 @@ def _serve(
                     **({"key": key} if key else {}),
                     twilio_token=os.environ.get(twilio_token_env),
                     audio_socket=(host, audiosocket_port) if audiosocket_port is not None else None,
-                    sip=Sip(sip, sip_account, os.environ.get(sip_password_env, "")) if sip is not None else None,
+                    sip=door_of_sip,
                     apis=apis,
                 )
 

@@ -22,7 +22,7 @@ FORBIDDEN: dict[str, set[str]] = {
     "runtime": _parts("transport", "agent", "server", "cli", "testing"),
     "transport": {"torch"} | _parts("models", "scheduling", "runtime", "agent", "server", "cli", "testing"),
     "media": {"torch"} | _parts("models", "scheduling", "runtime", "transport", "agent", "server", "cli", "testing"),
-    "sip": {"torch", "numpy", "aiortc"}
+    "sip": {"torch", "numpy", "aiortc", "asyncio", "threading", "socket"}
     | _parts("models", "scheduling", "runtime", "media", "transport", "agent", "server", "cli", "testing"),
     "agent": {"torch", "aiortc"} | _parts("models", "scheduling", "runtime", "transport", "server", "cli", "testing"),
 }

@@ -58,7 +58,7 @@ from breeze_rtc.server.http_error import HttpError, errors_as_json, http_error
 from breeze_rtc.server.metrics import Metrics
 from breeze_rtc.server.phone import Phone, PhoneDoor
 from breeze_rtc.server.phone_call import START_S, AudioSocketCall, AudioSocketConnection, CarrierCall, Desk
-from breeze_rtc.server.sip import answering
+from breeze_rtc.server.sip_call import SipCall, SipDoor
 from breeze_rtc.server.whep import WhepDoor
 from breeze_rtc.transport.ice import IceServers
 from breeze_rtc.transport.pacer import Pacer
@@ -133,7 +133,9 @@ class VoiceServer:
         # What holds the calls that came by AudioSocket.
         self._holding: set[asyncio.Task[None]] = set()
         self._audio_socket = phone.audio_socket if phone is not None else None
-        self._sip = (phone.sip, phone.path("sip")) if phone is not None and phone.sip is not None else None
+        self._sip = phone.sip if phone is not None else None
+        self.sip: SipDoor | None = None
+        """The SIP door, while it is open."""
         self._return_s = return_s
         self._on_ready = on_ready
         self._clock = clock or MonotonicClock()
@@ -142,7 +144,7 @@ class VoiceServer:
         self._warming: asyncio.Task[None] | None = None
         # One ticker for the packets of all calls.
         self._pacer = Pacer(self._clock)
-        self._calls: set[PageCall | CarrierCall | AudioSocketCall] = set()
+        self._calls: set[PageCall | CarrierCall | AudioSocketCall | SipCall] = set()
         # How many come from where; the pages among them by token, with which one comes back.
         self._by_address: Counter[str] = Counter()
         self._pages: dict[str, PageCall] = {}
@@ -157,6 +159,7 @@ class VoiceServer:
             self._activity = VoiceActivity()
             self._open_ears()
             asterisk = await self._open_audio_socket()
+            self.sip = await self._open_sip()
             switch_interval_s = sys.getswitchinterval()
             sys.setswitchinterval(min(switch_interval_s, SWITCH_INTERVAL_S))
             try:
@@ -166,8 +169,10 @@ class VoiceServer:
                 sys.setswitchinterval(switch_interval_s)
                 if asterisk is not None:
                     asterisk.close()
-                for call in self._calls:
+                for call in tuple(self._calls):
                     call.stop()
+                if self.sip is not None:
+                    await self.sip.close()
                 await self._whep.close()
                 if self._warming is not None:
                     self._warming.cancel()
@@ -185,17 +190,12 @@ class VoiceServer:
         except OSError as error:
             raise BadRequest(f"cannot answer AudioSocket at {host}:{port}: {error.strerror}") from error
 
-    @asynccontextmanager
-    async def answering_sip(self, address: socket.socket) -> AsyncIterator[None]:
-        """Bring SIP calls, if they are wanted, to the HTTP server at `address`."""
+    async def _open_sip(self) -> SipDoor | None:
         if self._sip is None:
-            yield
-            return
-        sip, path = self._sip
-        host, port = address.getsockname()[:2]
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        async with answering(sip, f"ws://{f'[{host}]' if ':' in host else host}:{port}{path}"):
-            yield
+            return None
+        door = SipDoor(self._sip, desk=self._desk, hold=self._hold_phone, pacer=self._pacer, clock=self._clock)
+        await door.open()
+        return door
 
     def _open_ears(self) -> None:
         if not self._listens:
@@ -367,9 +367,14 @@ class VoiceServer:
     async def dial(self, carrier: str, to: str, *, caller: str) -> str:
         """Call a telephone and hold the conversation until it ends; returns why it did.
 
-        carrier: an account of `Phone.apis`.  to, caller: numbers such as +4930123456; `caller` is one of the account's.
-        Raises `BadRequest`, `CarrierRefused`, or `NoAnswer`.
+        carrier: an account of `Phone.apis`, or `sip`.  to, caller: numbers such as +4930123456; `caller` is one of the
+        account's.  By SIP `to` may be an address, and `caller` is the account, or nobody.  Raises `BadRequest`,
+        `CarrierRefused`, or `NoAnswer`.
         """
+        if carrier == "sip":
+            if self.sip is None:
+                raise BadRequest("to call by SIP, give `Phone` a `sip`")
+            return await self.sip.call(to)
         if self._phone is None or carrier not in self._phone.apis:
             raise BadRequest(f"there is no account at {carrier!r} to call by; give `Phone` one in `apis`")
         api = self._phone.apis[carrier]
@@ -403,7 +408,7 @@ class VoiceServer:
                     raise NoAnswer(to, state)
         raise NoAnswer(to, "no-answer")
 
-    async def _hold_phone(self, call: CarrierCall | AudioSocketCall) -> None:
+    async def _hold_phone(self, call: CarrierCall | AudioSocketCall | SipCall) -> None:
         self._calls.add(call)
         try:
             log.info("a telephone call ended: %s", await call.hold())
@@ -699,7 +704,7 @@ def http_server(server: VoiceServer) -> uvicorn.Server:
 
 async def serve(server: VoiceServer, address: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM.  Raises what keeps the engine from starting."""
-    async with server.lifespan(), server.answering_sip(address):
+    async with server.lifespan():
         freeze_heap()
         await http_server(server).serve(sockets=[address])
 
@@ -708,7 +713,7 @@ async def serve(server: VoiceServer, address: socket.socket) -> None:
 async def serving(server: VoiceServer, address: socket.socket) -> AsyncIterator[None]:
     """Serve meanwhile, and leave signals to whoever does something meanwhile."""
     http = http_server(server)
-    async with server.lifespan(), server.answering_sip(address):
+    async with server.lifespan():
         running = asyncio.create_task(http._serve(sockets=[address]))  # `serve` takes Ctrl-C for itself.
         try:
             yield

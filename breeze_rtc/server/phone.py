@@ -39,7 +39,7 @@ class Phone:
 
     public_url: how carriers reach this server, such as https://agent.example.org.  twilio_token: the account's auth
     token, to check signatures with.  audio_socket: (host, port) to answer Asterisk's AudioSocket at; whoever reaches
-    it may call.  sip: answer SIP calls too, by a program of its own.  apis: accounts at carriers, by which calls are
+    it may call.  sip: answer SIP calls too.  apis: accounts at carriers, by which calls are
     placed and put through (`carrier_api.carrier_apis`).
     """
 

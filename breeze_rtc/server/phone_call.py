@@ -54,7 +54,7 @@ LAST_WORD_S = 0.2
 holds, and a softphone held 60 ms more than was reckoned with."""
 
 
-_THROUGH = "putting through"
+THROUGH = "putting through"
 _NUMBER = re.compile(r"\+?[0-9]{2,15}|sips?:[\w.+:@=;-]{1,200}")
 
 
@@ -245,7 +245,7 @@ class CarrierCall:
     # -- the session's Telephone
 
     async def send_dtmf(self, keys: str) -> None:
-        _check_keys(keys)
+        check_keys(keys)
         message = self._line.keys(keys)
         if message is not None:
             await self._send(message)
@@ -255,13 +255,13 @@ class CarrierCall:
             self._call.sound_keys(keys)
 
     async def transfer(self, to: str) -> None:
-        _check_number(to)
+        check_number(to)
         if self._carrier == "asterisk":
-            raise LineCannot(_THROUGH, "chan_websocket has no word for it; end the call, and the dialplan goes on")
+            raise LineCannot(THROUGH, "chan_websocket has no word for it; end the call, and the dialplan goes on")
         if not self._name:
-            raise LineCannot(_THROUGH, "the carrier did not say which call this is")
+            raise LineCannot(THROUGH, "the carrier did not say which call this is")
         if self._api is None:
-            raise LineCannot(_THROUGH, "the carrier's account is not known here; docs/phone.md says what to set")
+            raise LineCannot(THROUGH, "the carrier's account is not known here; docs/phone.md says what to set")
         await self._api.transfer(self._name, to, webhook=self._desk.phone.transfer_webhook(self._carrier, to))
         self.was_put_through = True
         self._call.end("the caller was put through")
@@ -390,11 +390,11 @@ class AudioSocketCall:
 
     async def send_dtmf(self, keys: str) -> None:
         # Not by the protocol's own message: it is Asterisk's alone, who hangs up on whoever sends it one.
-        _check_keys(keys)
+        check_keys(keys)
         self._call.sound_keys(keys)
 
     async def transfer(self, to: str) -> None:
-        raise LineCannot(_THROUGH, "AudioSocket has no word for it; end the call, and the dialplan goes on")
+        raise LineCannot(THROUGH, "AudioSocket has no word for it; end the call, and the dialplan goes on")
 
     async def _converse(self) -> None:
         # Asterisk names the call before anything else; one that does not is as good.
@@ -428,11 +428,11 @@ class AudioSocketConnection(asyncio.Protocol):
             self._call.lost()
 
 
-def _check_keys(keys: str) -> None:
+def check_keys(keys: str) -> None:
     if not keys or any(key not in dtmf.KEYS for key in keys):
         raise BadRequest(f"{keys!r} are no keys of a telephone: 0 to 9, *, #, A to D")
 
 
-def _check_number(number: str) -> None:
+def check_number(number: str) -> None:
     if not _NUMBER.fullmatch(number):
         raise BadRequest(f"{number!r} is no number to put through to; write it as +4930123456, or sip:NAME@HOST")

@@ -1,7 +1,6 @@
-"""Telephone calls by SIP and RTP, without a carrier: `breeze-rtc serve --sip`.
+"""SIP without a carrier (RFC 3261): messages, session descriptions, passwords, and a user agent, all without I/O.
 
-A program of its own, `python -m breeze_rtc.sip`, answers calls with PJSIP and brings each to a server's telephone door
-over a WebSocket, as carriers do: it plays what it is sent on PJSIP's clock, and gives marks back when that has passed
-them.  So a call by SIP is one more line to the server, and neither PJSIP's threads nor its licence enter it: PJSIP is
-under the GPL, version 2 or later, and this package is the only one that imports it.
+`server.sip` joins it to sockets and `transport.rtp_line` carries the sound.  It speaks UDP and TCP, to telephones, PBXs
+and providers that take G.711 without encryption.  Of a server's name it looks up the address and nothing else (no SRV
+records, RFC 3263), and it knows no TLS.
 """

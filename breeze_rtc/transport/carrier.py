@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
-from breeze_rtc.clock import MS
 from breeze_rtc.errors import PeerError
 from breeze_rtc.media.line_codec import LineCodec
 
@@ -79,13 +78,6 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """How long sound is on its way from the carrier's player to the telephone, which is before its jitter buffer."""
-
-    delay_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class Stopped:
     """The call is over."""
 
@@ -98,7 +90,7 @@ class Complaint:
     detail: str
 
 
-CarrierEvent = Started | Audio | Digit | Played | Flow | Line | Stopped | Complaint
+CarrierEvent = Started | Audio | Digit | Played | Flow | Stopped | Complaint
 Out = str | bytes
 """A WebSocket message to be sent: text, or binary."""
 
@@ -415,22 +407,12 @@ class Asterisk:
         return _json(command=command, **({"correlation_id": correlation_id} if correlation_id else {}))
 
 
-class Sip(Asterisk):
-    """`breeze_rtc.sip`: the same words, and `LINE`: the round trip that RTCP measures (RFC 3550 section 6.4)."""
-
-    def read(self, raw: str | bytes) -> tuple[CarrierEvent, ...]:
-        if isinstance(raw, str) and "LINE" in raw and (message := _message(raw)).get("event") == "LINE":
-            return (Line(_number(message, "round_trip_ms") * MS // 2),)
-        return super().read(raw)
-
-
 CARRIERS: Mapping[str, Callable[[], Carrier]] = {
     "twilio": Twilio,
     "telnyx": Telnyx,
     "plivo": Plivo,
     "vonage": Vonage,
     "asterisk": Asterisk,
-    "sip": Sip,
 }
 """The dialects by name."""
 

@@ -14,6 +14,7 @@ Places are ticks of the *uplink clock*: 48 kHz, 0 where the first packet began, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -93,7 +94,16 @@ class JitterBuffer:
     """The sound of one uplink.  Laws: frames follow each other without a gap or an overlap; what waits is bounded; a
     packet that is next in order is never kept."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        ticks: Callable[[bytes], int | None] = packet_ticks,
+        carries_copy: Callable[[bytes], bool] = has_fec,
+    ) -> None:
+        """ticks: how long a payload sounds, None for one that is none.  carries_copy: whether it brings what is in the
+        packet before it once more.  Both are Opus's, if nothing else is said."""
+        self._ticks_of = ticks
+        self._carries_copy = carries_copy
         self.tally = Tally()
         self.patience_ns = PATIENCE_NS[1]
         """How long a gap holds up what follows."""
@@ -123,7 +133,7 @@ class JitterBuffer:
 
     def push(self, packet: Packet, now: int) -> None:
         """Take a packet that has just arrived."""
-        ticks = packet_ticks(packet.payload)
+        ticks = self._ticks_of(packet.payload)
         if ticks is None:
             self.tally.malformed += 1
             return
@@ -215,7 +225,7 @@ class JitterBuffer:
         if lost == 0 or gap < _GRAIN:
             self._silence(gap)
             return
-        recovered = waiting.ticks if gap >= waiting.ticks and has_fec(waiting.payload) else 0
+        recovered = waiting.ticks if gap >= waiting.ticks and self._carries_copy(waiting.payload) else 0
         concealed = min(gap - recovered, CONCEAL_TICKS) // _GRAIN * _GRAIN
         if concealed:
             self._ready.append(Frame(self._next, concealed, Source.CONCEALED, b""))

@@ -18,8 +18,8 @@ from breeze_rtc.media.libopus import Decoder
 from breeze_rtc.media.line_codec import LineCodec
 from breeze_rtc.playback import PlaybackReport, SpeechPacket
 from breeze_rtc.transport.caller import CallerVoice
-from breeze_rtc.transport.carrier import Audio, Carrier, Complaint, Digit, Flow, Line, Out, Played, Started, Stopped
-from breeze_rtc.transport.far_buffer import LINE_DELAY_NS, Clear, FarBuffer, Mark, Sound
+from breeze_rtc.transport.carrier import Audio, Carrier, Complaint, Digit, Flow, Out, Played, Started, Stopped
+from breeze_rtc.transport.far_buffer import Clear, FarBuffer, Mark, Sound
 
 REPORT_NS = 100 * MS
 
@@ -73,8 +73,6 @@ class PhoneLine:
                     self.on_digit(event.digit)
                 case Flow():
                     self.sink.has_room = event.has_room
-                case Line():
-                    self.sink.line_delay_ns = LINE_DELAY_NS + event.delay_ns
                 case Complaint():
                     self.complaints.append(event)
                 case Stopped():

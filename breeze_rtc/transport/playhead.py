@@ -129,9 +129,11 @@ class _Anchor:
 class Playhead:
     """One listener's place in one call.  The same for a browser and for a Python peer."""
 
-    def __init__(self, clock: SlotClock, origin_rtp: int) -> None:
+    def __init__(self, clock: SlotClock, origin_rtp: int, *, estimate_ns: int = ESTIMATE_NS) -> None:
         """`origin_rtp` is the timestamp that tick 0 had on the wire."""
         self._clock = clock
+        self.estimate_ns = estimate_ns
+        """Jitter buffer, device and one packet of a listener that never reports.  May be set when it is told."""
         self.origin_rtp = origin_rtp
         # The newest report, None before the first, and when it arrived.
         self._last: Report | None = None
@@ -308,9 +310,9 @@ class Playhead:
         if anchor is None:
             half_rtt_ns = (self.rtt_ns or 0) // 2
             if self._rtcp is not None:
-                path_ns = half_rtt_ns + ESTIMATE_NS + self._rtcp.jitter_ns + LOOK_AHEAD_NS
+                path_ns = half_rtt_ns + self.estimate_ns + self._rtcp.jitter_ns + LOOK_AHEAD_NS
                 return path_ns, RTCP_ERROR_NS + self._rtcp.jitter_ns, "rtcp", False
-            return half_rtt_ns + ESTIMATE_NS + LOOK_AHEAD_NS, ESTIMATE_ERROR_NS, "estimate", False
+            return half_rtt_ns + self.estimate_ns + LOOK_AHEAD_NS, ESTIMATE_ERROR_NS, "estimate", False
         if self._path_ns is None:
             return self._path_of(anchor), ESTIMATE_ERROR_NS, "estimate", False
         age_ns = max(0, now - anchor.said_ns)

@@ -18,11 +18,10 @@ from contextlib import suppress
 from typing import Any
 
 from personalities import PERSONALITIES, Clear, HangUp, Mark, Sound
+from pjsip import SILENCE, Call, Endpoint
+from pjsip_player import Player
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
-
-from breeze_rtc.sip.endpoint import SILENCE, Call, Endpoint
-from breeze_rtc.sip.player import Player
 
 
 def tell(event: str, at_ns: int | None = None, **fields: Any) -> None:

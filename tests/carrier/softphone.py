@@ -30,7 +30,7 @@ MODULES = "/usr/lib/baresip/modules"
 PAGE = 4_096
 
 CONFIG = """\
-sip_listen 127.0.0.1:0
+sip_listen 127.0.0.1:{port}
 audio_player alsa,ear
 audio_source alsa,mouth
 audio_alert none
@@ -60,18 +60,26 @@ def missing() -> str:
     try:
         import pjsua2  # noqa: F401
     except ImportError:
-        return "PJSIP is not installed: pip install 'breeze_rtc[sip]'"
+        return "PJSIP, the test carrier's, is not installed: pip install pjsua2-python"
     return ""
+
+
+def _free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class Softphone:
     """Calls `uri` and stays in the call: `with Softphone(folder, uri, codec="pcma") as phone`.
 
-    codec: pcmu or pcma, what it offers.
+    uri: "" for one that waits, at `phone.uri`, and answers.  codec: pcmu or pcma, what it offers.
     """
 
     def __init__(self, folder: Path, uri: str, *, codec: str = "pcmu") -> None:
         self.folder = folder
+        self.uri = ""
         self._uri = uri
         self._codec = codec
         self._pieces: list[bytes] = []
@@ -85,11 +93,12 @@ class Softphone:
 
     def __enter__(self) -> Softphone:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._keys = probe.getsockname()[1]
-        (self.folder / "config").write_text(CONFIG.format(modules=MODULES, keys=self._keys))
-        (self.folder / "accounts").write_text(f"<sip:caller@127.0.0.1>;regint=0;audio_codecs={self._codec}\n")
+        self._keys, port = _free_port(), 0 if self._uri else _free_port()
+        self.uri = f"sip:caller@127.0.0.1:{port}"
+        (self.folder / "config").write_text(CONFIG.format(modules=MODULES, keys=self._keys, port=port))
+        answers = "" if self._uri else ";answermode=auto"
+        account = f"<sip:caller@127.0.0.1>;regint=0;audio_codecs={self._codec}{answers}\n"
+        (self.folder / "accounts").write_text(account)
         (self.folder / "contacts").write_text("")
         (self.folder / "asound.conf").write_text(SOUND_CARD.format(folder=self.folder))
         self._pipes = []
@@ -100,7 +109,7 @@ class Softphone:
             self._pipes.append(pipe)
         self._log = (self.folder / "log").open("wb")
         self._phone = subprocess.Popen(
-            ["baresip", "-f", str(self.folder), "-e", f"/dial {self._uri}"],
+            ["baresip", "-f", str(self.folder), *(("-e", f"/dial {self._uri}") if self._uri else ())],
             env={**os.environ, "ALSA_CONFIG_PATH": str(self.folder / "asound.conf"), "HOME": str(self.folder)},
             stdin=subprocess.DEVNULL,
             stdout=self._log,

@@ -20,23 +20,25 @@ from typing import Any
 import numpy as np
 import pytest
 import softphone
-from numpy.typing import NDArray
 from page import Hall, serving, until
 from softphone import Softphone
 from speech import spoken
-from tone_engine import RATE, TONES_HZ, WORD, ToneEngine
+from tone_engine import RATE, WORD, ToneEngine
+from tone_words import sounds, words
 
 from breeze_rtc.agent.parrot import GREETING
 from breeze_rtc.agent.session import AgentSession, Callbacks, SpeechHandle, UserTurn
 from breeze_rtc.clock import MS, SECOND, MonotonicClock
 from breeze_rtc.server import phone_call
 from breeze_rtc.server.phone import Phone
+from breeze_rtc.server.sip import Sip
 from breeze_rtc.transport.far_buffer import LINE_DELAY_NS, MARK_PACKETS, PACKET_NS
 from breeze_rtc.transport.phone import PhoneLine
+from breeze_rtc.transport.rtp_line import RtpLine
 
 pytestmark = pytest.mark.skipif(bool(softphone.missing()), reason=softphone.missing() or "no telephone")
 
-PHONE = Phone("https://agent.example.org", key="secret")
+PHONE = Phone("https://agent.example.org", key="secret", sip=Sip("127.0.0.1:0"))
 LONG = "one two three four five six seven eight nine ten eleven twelve one two three four five six seven eight"
 WORD_NS = WORD * SECOND // RATE
 HERE = Path(__file__).parent
@@ -89,13 +91,17 @@ class Exchange:
 
 @asynccontextmanager
 async def exchange(hall: Hall, kind: str) -> AsyncIterator[Exchange]:
-    """kind: a carrier's personality, or `sip`: our own program that answers SIP."""
+    """kind: a carrier's personality, or `sip`: the server's own SIP door."""
+    here = Exchange()
+    if kind == "sip":
+        assert hall.server.sip is not None
+        here.uri = f"sip:agent@127.0.0.1:{hall.server.sip.port}"
+        yield here
+        return
     door = hall.http.replace("http", "ws") + f"/phone/secret/{kind}"
-    ours = ["-m", "breeze_rtc.sip", "--listen", "127.0.0.1:0", "--door", door]
-    command = ours if kind == "sip" else [str(HERE / "carrier.py"), kind, door]
+    command = [str(HERE / "carrier.py"), kind, door]
     running = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
     assert running.stdout is not None
-    here = Exchange()
     here.pid = running.pid
 
     async def read() -> None:
@@ -115,35 +121,6 @@ async def exchange(hall: Hall, kind: str) -> AsyncIterator[Exchange]:
         await reading
 
 
-def levels(samples: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The strength of each tone in each 10 ms of a recording: (N, 12), by the 40 ms around it."""
-    count = max(0, len(samples) // 80 - 3)
-    if count == 0:
-        return np.zeros((0, len(TONES_HZ)), np.float32)
-    pieces = np.lib.stride_tricks.sliding_window_view(samples, 320)[: count * 80 : 80]
-    waves = np.exp(-2j * np.pi * np.outer(np.arange(320), TONES_HZ) / 8_000) * np.hanning(320)[:, None] / 80
-    return np.abs(pieces @ waves).astype(np.float32)
-
-
-def words(samples: NDArray[np.float32]) -> tuple[int, float]:
-    """How many words of a speech are in a recording, in order from its first, and the share of the last one."""
-    strength = levels(samples)
-    is_sound = strength.max(axis=1) > 0.02
-    tones = strength.argmax(axis=1)
-    number, lasted = 0, 0
-    for tone in tones[is_sound]:
-        if tone == number % len(TONES_HZ):
-            lasted += 1
-        elif tone == (number + 1) % len(TONES_HZ):
-            number, lasted = number + 1, 1
-    return number + 1, lasted / 40
-
-
-def sounds(samples: NDArray[np.float32]) -> NDArray[np.intp]:
-    """The 10 ms of a recording in which a tone sounds; each stands for its middle, 20 ms on."""
-    return np.flatnonzero(levels(samples).max(axis=1) > 0.02)
-
-
 def _noting(method: Callable[..., Any], times: list[int]) -> Callable[..., Any]:
     def noted(*args: Any) -> Any:
         times.append(MonotonicClock().now())
@@ -161,8 +138,8 @@ async def test_a_barge_in_over_a_real_telephone(kind: str, tmp_path: Path, monke
     Telnyx's line is A-law, and its pieces come out of order.
     """
     decided: list[int] = []
-    for method in (PhoneLine.pause, PhoneLine.clear):
-        monkeypatch.setattr(PhoneLine, method.__name__, _noting(method, decided))
+    for line, method in ((PhoneLine, PhoneLine.pause), (PhoneLine, PhoneLine.clear), (RtpLine, RtpLine.pause)):
+        monkeypatch.setattr(line, method.__name__, _noting(method, decided))
     agent = Agent(LONG)
     engine = ToneEngine(tells_words_apart=True)
     async with serving(agent.callbacks, phone=PHONE, engine=engine) as hall, exchange(hall, kind) as carrier:

@@ -22,10 +22,8 @@ from breeze_rtc.transport.carrier import (
     Complaint,
     Digit,
     Flow,
-    Line,
     Played,
     Plivo,
-    Sip,
     Started,
     Stopped,
     Telnyx,
@@ -329,16 +327,4 @@ def test_nothing_a_stranger_sends_does_more_than_be_refused(name: str, raw: str 
 
 
 def test_every_dialect_is_a_class_of_its_own() -> None:
-    assert [type(make()) for make in CARRIERS.values()] == [Twilio, Telnyx, Plivo, Vonage, Asterisk, Sip]
-
-
-def test_the_round_trip_that_rtcp_measures_is_half_a_delay() -> None:
-    sip = Sip()
-    start = {"event": "MEDIA_START", "format": "slin", "channel_id": "c", "from": "sip:caller@example.org"}
-    (started,) = sip.read(json.dumps(start))
-    assert isinstance(started, Started)
-    assert (started.speaks, started.parameters["from"]) == (LineCodec("L16"), "sip:caller@example.org")
-    assert sip.read('{"event": "LINE", "round_trip_ms": 41}') == (Line(20_500_000),)
-    assert sip.unknown == 0
-    with pytest.raises(PeerError):
-        sip.read('{"event": "LINE", "round_trip_ms": -1}')
+    assert [type(make()) for make in CARRIERS.values()] == [Twilio, Telnyx, Plivo, Vonage, Asterisk]

@@ -12,7 +12,6 @@ from breeze_rtc.clock import MS, SECOND, MonotonicClock
 from breeze_rtc.media.line_codec import LineCodec
 from breeze_rtc.media.opus import SpeechEncoder
 from breeze_rtc.playback import SpeechPacket
-from breeze_rtc.sip.player import FRAME_BYTES, Player
 from breeze_rtc.transport.caller import BLOCK, RATE, CallerVoice
 from breeze_rtc.transport.carrier import Asterisk, Out
 from breeze_rtc.transport.far_buffer import Clear, FarBuffer, Sound
@@ -167,32 +166,6 @@ async def test_a_line_that_stalls_within_a_word_loses_nothing_of_it() -> None:
     loud = heard[np.convolve(np.abs(heard), np.ones(80), "same") > 1]
     assert abs(len(loud) - len(expected)) <= 160
     assert voice.dropped_blocks == 0
-
-
-def test_the_player_pads_nothing_and_tells_marks_when_they_are_passed() -> None:
-    """An odd last piece comes out as short as it is; a mark comes once the clock asks for what is after it."""
-    player = Player()
-    player.mark("at once")
-    player.put(bytes(FRAME_BYTES + 100))
-    player.mark("end")
-    assert player.next() == (bytes(FRAME_BYTES), ["at once"])
-    assert player.next() == (bytes(100), [])
-    assert player.next() == (b"", ["end"])
-    assert player.waiting_bytes == 0
-
-
-def test_a_clear_of_the_player_gives_its_marks_back_and_what_follows_is_whole() -> None:
-    player = Player()
-    player.put(bytes(10 * FRAME_BYTES))
-    player.mark("never")
-    player.next()
-    assert player.clear() == ["never"]
-    assert player.next() == (b"", [])
-    player.put(b"\1" * FRAME_BYTES)
-    player.mark("heard")
-    assert player.next() == (b"\1" * FRAME_BYTES, [])
-    assert player.next() == (b"", ["heard"])
-    assert player.clear() == []
 
 
 def test_the_laws_differ() -> None:

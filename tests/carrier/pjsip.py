@@ -13,9 +13,9 @@ from typing import Any
 from weakref import WeakSet
 
 import pjsua2 as pj
+from pjsip_player import FRAME_BYTES
 
 from breeze_rtc.errors import BadRequest
-from breeze_rtc.sip.player import FRAME_BYTES
 
 RATE = 8_000
 POLL_S = 0.01

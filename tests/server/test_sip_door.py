@@ -1,0 +1,177 @@
+"""The SIP door over real sockets: a server that calls another, a registrar, and SIPp, which is somebody else's SIP."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sipp
+from page import Hall, serving, until
+
+from breeze_rtc.agent.session import AgentSession, Callbacks
+from breeze_rtc.errors import BadRequest, NoAnswer
+from breeze_rtc.server.phone import Phone
+from breeze_rtc.server.sip import Sip
+from breeze_rtc.sip import digest
+
+
+class Agent:
+    """Greets with a text, and keeps what happened."""
+
+    def __init__(self, greeting: str = "one two three") -> None:
+        self.greeting = greeting
+        self.sessions: list[AgentSession] = []
+        self.keys: list[str] = []
+
+    @property
+    def callbacks(self) -> Callbacks:
+        async def greet(session: AgentSession) -> AsyncIterator[str]:
+            self.sessions.append(session)
+            yield self.greeting
+
+        async def key(session: AgentSession, digit: str) -> None:
+            self.keys.append(digit)
+
+        return Callbacks(on_enter=greet, on_dtmf=key)
+
+    @property
+    def heard(self) -> list[str]:
+        return [message.text for session in self.sessions for message in session.history if message.role == "assistant"]
+
+
+@asynccontextmanager
+async def office(
+    agent: Agent, *, account: str | None = None, password: str = "", **options: Any
+) -> AsyncIterator[Hall]:
+    """A server whose door is at any port."""
+    phone = Phone("https://agent.example.org", key="secret", sip=Sip("127.0.0.1:0", account, password))
+    async with serving(agent.callbacks, phone=phone, **options) as hall:
+        yield hall
+
+
+def uri(hall: Hall, transport: str = "udp") -> str:
+    assert hall.server.sip is not None
+    return f"sip:agent@127.0.0.1:{hall.server.sip.port};transport={transport}"
+
+
+@pytest.mark.parametrize("transport", ["udp", "tcp"])
+async def test_one_server_calls_another_and_both_are_heard(transport: str) -> None:
+    """Keys go over, the caller knows whom it called, and who hangs up ends it on both sides."""
+    here, there = Agent("one two three"), Agent("four five six seven")
+    async with office(here) as ours, office(there) as theirs:
+        calling = asyncio.create_task(ours.server.dial("sip", uri(theirs, transport), caller=""))
+        await until(lambda: bool(here.sessions) and bool(there.sessions))
+        await here.sessions[0].send_dtmf("1#")
+        await until(lambda: there.keys == ["1", "#"])
+        await until(lambda: here.heard == ["one two three"] and there.heard == ["four five six seven"])
+        assert here.sessions[0].metadata["to"] == uri(theirs, transport)
+        assert there.sessions[0].metadata["to"].startswith("sip:agent@127.0.0.1")
+        assert there.sessions[0].metadata["from"].startswith("sip:breeze_rtc@127.0.0.1")
+        await there.sessions[0].close()
+        assert await calling == "the caller hung up"
+        await ours.is_free()
+        await theirs.is_free()
+
+
+async def test_a_call_that_nobody_takes_says_why() -> None:
+    async with office(Agent()) as ours, office(Agent(), max_calls=0) as theirs:
+        assert ours.server.sip is not None
+        with pytest.raises(NoAnswer, match="486 Busy Here"):
+            await ours.server.sip.call(uri(theirs))
+        with pytest.raises(BadRequest, match="no SIP address"):
+            await ours.server.sip.call("+49 30 123456")
+        with pytest.raises(BadRequest, match="has no address"):
+            await ours.server.sip.call("sip:agent@nowhere.invalid")
+        await ours.is_free()
+        assert not ours.server.sip._calls
+
+
+async def test_a_server_that_stops_hangs_up() -> None:
+    here, there = Agent("one " * 50), Agent("two " * 50)
+    async with office(there) as theirs:
+        async with office(here) as ours:
+            assert ours.server.sip is not None
+            calling = asyncio.create_task(ours.server.sip.call(uri(theirs)))
+            await until(lambda: bool(here.sessions) and bool(there.sessions))
+        await theirs.is_free()
+        await asyncio.gather(calling, return_exceptions=True)
+
+
+class Registrar(asyncio.DatagramProtocol):
+    """Asks for the password, and says 200 to whoever knows it."""
+
+    def __init__(self) -> None:
+        self.expires: list[str] = []
+        self.refused = 0
+
+    def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
+        self.transport = transport
+
+    def datagram_received(self, data: bytes, address: tuple[str, int]) -> None:
+        text = data.decode()
+        if not text.startswith("REGISTER "):
+            return
+        challenge = 'Digest realm="telephones", nonce="f84f1cec41e6cbe5aea9c8e88d359", qop="auth"'
+        status, more = "401 Unauthorized", f"WWW-Authenticate: {challenge}\r\n"
+        said = text.partition("Authorization: ")[2].partition("\r\n")[0]
+        if said:
+            fields = dict(re.findall(r'(\w+)="?([^",\r]+)"?', said))
+            wanted = {"method": "REGISTER", "uri": fields["uri"], "user": "agent", "password": "secret"}
+            if said == digest.answer((challenge,), **wanted, cnonce=fields["cnonce"]):
+                contact = re.search(r"Contact: (.*)\r\n", text)
+                expires = re.search(r"Expires: (.*)\r\n", text)
+                assert contact is not None
+                assert expires is not None
+                assert "agent@" in contact[1]
+                self.expires.append(expires[1])
+                status, more = "200 OK", f"Contact: {contact[1]}\r\nExpires: 300\r\n"
+            else:
+                self.refused += 1
+                status, more = "403 Forbidden", ""
+        kept = "".join(f"{line}\r\n" for line in text.split("\r\n") if re.match("Via|From|To|Call-ID|CSeq", line))
+        self.transport.sendto(f"SIP/2.0 {status}\r\n{kept}{more}Content-Length: 0\r\n\r\n".encode(), address)
+
+
+@pytest.mark.parametrize(("password", "status"), [("secret", 200), ("wrong", 403)])
+async def test_an_account_is_registered_with_its_password_and_leaves(password: str, status: int) -> None:
+    loop = asyncio.get_running_loop()
+    transport, registrar = await loop.create_datagram_endpoint(Registrar, local_addr=("127.0.0.1", 0))
+    port = transport.get_extra_info("sockname")[1]
+    async with office(Agent(), account=f"sip:agent@127.0.0.1:{port}", password=password) as hall:
+        door = hall.server.sip
+        assert door is not None
+        await until(lambda: door.registered == status)
+    assert registrar.expires == (["300", "0"] if status == 200 else [])
+    transport.close()
+
+
+async def test_an_address_that_is_taken_is_said_in_words() -> None:
+    async with office(Agent()) as hall:
+        assert hall.server.sip is not None
+        phone = Phone("https://a.example", sip=Sip(f"127.0.0.1:{hall.server.sip.port}"))
+        with pytest.raises(BadRequest, match=r"cannot answer SIP at 127\.0\.0\.1"):
+            async with serving(Agent().callbacks, phone=phone):
+                pass
+
+
+@pytest.mark.skipif(bool(sipp.MISSING), reason=sipp.MISSING or "SIPp is there")
+@pytest.mark.parametrize(("count", "transport"), [(1, "u1"), (10, "t1"), (50, "u1")])
+async def test_so_many_calls_of_sipp_at_once_are_answered_and_end_well(
+    count: int, transport: str, tmp_path: Path
+) -> None:
+    """Each with sound both ways, and all of them open at one time."""
+    agent = Agent("one two three four")
+    async with office(agent, max_calls=count) as hall:
+        assert hall.server.sip is not None
+        code, said = await sipp.calls(
+            tmp_path, hall.server.sip.port, count, lasts_ms=100 * count, per_s=12, transport=transport
+        )
+        assert code == 0, said
+        await hall.is_free()
+        assert len(agent.sessions) == count
+        assert not hall.server.sip._calls
