@@ -1,7 +1,8 @@
-"""An Opus decoder that knows what was lost: libopus itself, through ctypes.
+"""An Opus decoder that knows what was lost, and an encoder that can begin anew: libopus itself, through ctypes.
 
 PyAV decodes Opus at 48 kHz only, and neither conceals a lost packet nor uses the copy of it that the next one may carry
-(in-band FEC).  libopus does all three, and PyAV's wheel brings it along (BSD licence), so nothing is added to install.
+(in-band FEC); nor can it tell an encoder which packets must be understood without the one before.  libopus does all
+that, and PyAV's wheel brings it along (BSD licence), so nothing is added to install.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ from numpy.typing import NDArray
 
 _MAX_MS = 120
 """The longest Opus packet (RFC 6716 section 3.2.5)."""
+_MAX_FRAME_BYTES = 1_275
+"""Of one frame (RFC 6716 section 3.4)."""
+# opus_defines.h
+_VOIP = 2_048
+_SET_BITRATE, _SET_COMPLEXITY, _SET_INBAND_FEC, _SET_PACKET_LOSS_PERC = 4_002, 4_010, 4_012, 4_014
+_SET_PREDICTION_DISABLED = 4_042
 
 
 class Decoder:
@@ -63,6 +70,51 @@ class Decoder:
             self._state = None
 
 
+class Encoder:
+    """One stream's frames, int16 mono at `sample_rate` (8, 12, 16, 24 or 48 kHz) -> packets, tuned for speech.
+
+    bit_rate: per second, varied from packet to packet.  complexity: 0 to 10.  expected_loss: percent of the packets
+    that will not arrive; above 2 or so each carries a coarse copy of the one before it, where it has room.
+    """
+
+    def __init__(self, sample_rate: int, *, bit_rate: int, complexity: int, expected_loss: int) -> None:
+        self._lib = _libopus()
+        error = ctypes.c_int()
+        self._state: int | None = self._lib.opus_encoder_create(sample_rate, 1, _VOIP, ctypes.byref(error))
+        assert self._state, f"libopus makes no encoder for {sample_rate} Hz (error {error.value})"
+        self._is_alone = False
+        self._packet = ctypes.create_string_buffer(_MAX_FRAME_BYTES)
+        for request, value in (
+            (_SET_BITRATE, bit_rate),
+            (_SET_COMPLEXITY, complexity),
+            (_SET_INBAND_FEC, int(expected_loss > 0)),
+            (_SET_PACKET_LOSS_PERC, expected_loss),
+        ):
+            self._set(request, value)
+
+    def encode(self, frame: NDArray[np.int16], *, stands_alone: bool = False) -> bytes:
+        """One frame (N,) of 2.5, 5, 10, 20, 40 or 60 ms.
+
+        stands_alone: it is understood almost as well by a decoder that has not heard the one before.
+        """
+        if stands_alone is not self._is_alone:
+            self._is_alone = stands_alone
+            self._set(_SET_PREDICTION_DISABLED, int(stands_alone))
+        pcm = np.ascontiguousarray(frame, np.int16)
+        size = self._lib.opus_encode(self._state, pcm.ctypes.data, len(pcm), self._packet, _MAX_FRAME_BYTES)
+        assert size > 0, f"libopus does not encode {len(pcm)} samples (error {size})"
+        return self._packet.raw[:size]
+
+    def _set(self, request: int, value: int) -> None:
+        error = self._lib.opus_encoder_ctl(self._state, request, ctypes.c_int(value))
+        assert not error, f"libopus refuses request {request} with {value} (error {error})"
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", None):
+            self._lib.opus_encoder_destroy(self._state)
+            self._state = None
+
+
 @cache
 def _libopus() -> Any:
     """The library in PyAV's wheel; the system's where PyAV was built from source."""
@@ -81,5 +133,15 @@ def _libopus() -> Any:
     lib.opus_decode_float.argtypes = [
         *(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32),
         *(ctypes.c_void_p, ctypes.c_int, ctypes.c_int),
+    ]
+    lib.opus_encoder_create.argtypes = [ctypes.c_int32, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int)]
+    lib.opus_encoder_create.restype = ctypes.c_void_p
+    lib.opus_encoder_destroy.argtypes = [ctypes.c_void_p]
+    lib.opus_encoder_destroy.restype = None
+    # What follows is variadic.
+    lib.opus_encoder_ctl.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    lib.opus_encode.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int),
+        *(ctypes.c_char_p, ctypes.c_int32),
     ]
     return lib

@@ -10,18 +10,20 @@ the look-ahead off.
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import av
 import numpy as np
 from numpy.typing import NDArray
 
+from breeze_rtc.media.libopus import Encoder
 from breeze_rtc.playback import SpeechPacket
 
 RTP_RATE = 48_000
 PACKET_MS = 20
 LOOK_AHEAD_48K = 312
 """Pre-skip of libopus (RFC 7845 section 4.2) in 48 kHz samples: 6.5 ms."""
+
+STANDS_ALONE_EVERY = 4
+"""Packets; speech that ran dry goes on with such a one."""
 
 SILENCE_PACKET = bytes.fromhex("f8fffe")
 """20 ms of digital silence, mono: configuration 31 of RFC 6716 section 3.1 (CELT, full band), then the silence flag.
@@ -61,7 +63,9 @@ def has_fec(payload: bytes) -> bool:
 class SpeechEncoder:
     """Turns one stream's PCM into 20 ms packets, one for every 20 ms that went in.
 
-    Made in about half a millisecond, so each stream has its own and none is ever reset.
+    Each stream has its own and none is ever reset.  But a packet in four stands alone, those with which a codec frame
+    of 80 ms begins: where that comes too late, a listener's decoder has heard silence in between and begins anew
+    (silence is of another kind, and a change of kind resets the decoder, RFC 6716 section 4.5.2).
     """
 
     def __init__(
@@ -83,20 +87,7 @@ class SpeechEncoder:
         # Samples that went into packets so far.
         self._encoded = 0
         self._ended = False
-        self._codec = av.CodecContext.create("libopus", "w")
-        self._codec.sample_rate = sample_rate
-        self._codec.layout = "mono"
-        self._codec.format = "s16"
-        self._codec.bit_rate = bit_rate
-        self._codec.time_base = Fraction(1, sample_rate)
-        self._codec.options = {
-            "application": "voip",
-            "frame_duration": str(PACKET_MS),
-            "compression_level": str(complexity),
-            "fec": str(int(expected_loss > 0)),
-            "packet_loss": str(expected_loss),
-        }
-        self._codec.open()
+        self._encoder = Encoder(sample_rate, bit_rate=bit_rate, complexity=complexity, expected_loss=expected_loss)
 
     def encode(self, pcm: NDArray[np.int16]) -> tuple[SpeechPacket, ...]:
         """Take the next samples (N,) int16; return the packets they complete.  Samples short of a packet are kept."""
@@ -123,16 +114,9 @@ class SpeechEncoder:
         return last
 
     def _packet(self, samples: NDArray[np.int16]) -> SpeechPacket:
-        frame = av.AudioFrame.from_ndarray(samples[None], format="s16", layout="mono")
-        frame.sample_rate = self._codec.sample_rate
-        frame.pts = self._encoded
-        frame.time_base = self._codec.time_base
-        packets = self._codec.encode(frame)
-        # A frame of exactly the codec's size never waits in libopus's wrapper; two here, or none, would shift every
-        # position after it.
-        assert len(packets) == 1, f"{len(packets)} packets of one frame"
         start_samples, self._encoded = self._encoded, self._encoded + samples.size
-        return SpeechPacket(start_samples, bytes(packets[0]))
+        stands_alone = start_samples // self.packet_samples % STANDS_ALONE_EVERY == 0
+        return SpeechPacket(start_samples, self._encoder.encode(samples, stands_alone=stands_alone))
 
 
 class SpeechDecoder:
