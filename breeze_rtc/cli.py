@@ -38,8 +38,11 @@ app.add_typer(trace_app, name="trace")
 out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
-Model = Annotated[str, typer.Option(help="nano, breeze-tts-2, or the folder of a checkpoint.")]
+Model = Annotated[
+    str, typer.Option(help="nano, breeze-tts-2, a checkpoint's folder, or its Hugging Face id, such as org/name.")
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")]
+Weights = Annotated[str, typer.Option(help="int8: the large layers in half the memory, a little less exact.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads the model may compute with.")]
 Voice = Annotated[str | None, typer.Option(help="A name the model knows; its first voice by default.")]
 Host = Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all.")]
@@ -104,6 +107,7 @@ def demo(
     model: Model = "nano",
     device: Device = "cpu",
     threads: Threads = 1,
+    weights: Weights = "",
     voice: Voice = None,
     llm_base_url: LlmUrl = None,
     llm_model: LlmModel = None,
@@ -153,6 +157,7 @@ def serve(
     model: Model = "nano",
     device: Device = "cpu",
     threads: Threads = 1,
+    weights: Weights = "",
     voice: Voice = None,
     llm_base_url: LlmUrl = None,
     llm_model: LlmModel = None,
@@ -272,6 +277,7 @@ def _serve(
     model: str,
     device: str,
     threads: int,
+    weights: str,
     voice: str | None,
     llm_base_url: str | None,
     llm_model: str | None,
@@ -363,6 +369,7 @@ def _serve(
             def ready(server: door.VoiceServer) -> None:
                 if dial is not None:
                     return
+                out.print(server.engine.summary, markup=False)
                 out.print(f"Talk to the agent at {url}", style="bold")
                 if server.listen_fix:
                     out.print(f"{server.listen_fix.rstrip('.')}; until then, type.", markup=False)
@@ -378,6 +385,7 @@ def _serve(
                 model=model,
                 device=device,
                 threads=threads,
+                weights=weights,
                 trace=trace,
                 listens=listen,
                 recogniser=lambda: transcription.recogniser(recogniser, model=recogniser_model, language=language),
@@ -390,7 +398,8 @@ def _serve(
                 phone=telephone,
                 on_ready=ready,
             )
-            server.engine.on_measuring = stack.enter_context(_Measuring()).show
+            bars = stack.enter_context(_StartBars())
+            server.engine.on_loading, server.engine.on_measuring = bars.loading, bars.measuring
             if dial is None:
                 await door.serve(server, address)
             else:
@@ -416,12 +425,12 @@ def _progress() -> Progress:
     )
 
 
-class _Measuring:
-    """A bar while the engine measures this machine; none when it need not."""
+class _StartBars:
+    """A bar for each thing that takes long when an engine starts; none for what need not be done."""
 
     def __init__(self) -> None:
         self._progress = _progress()
-        self._task: TaskID | None = None
+        self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -429,12 +438,16 @@ class _Measuring:
     def __exit__(self, *_exc: object) -> None:
         self._progress.stop()
 
-    def show(self, share: float) -> None:
-        if self._task is None:
-            self._task = self._progress.add_task("Finding out how fast this machine is, once", total=1.0)
+    def measuring(self, share: float) -> None:
+        self.loading("Finding out how fast this machine is, once", share)
+
+    def loading(self, what: str, share: float) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(what, total=1.0)
             self._progress.start()
-        self._progress.update(self._task, completed=share)
+        self._progress.update(self._tasks[what], completed=share)
         if share >= 1:
+            self._progress.remove_task(self._tasks.pop(what))
             self._progress.stop()
 
 

@@ -7,34 +7,37 @@ checkpoint carries besides (an unused text embedding, the codec of an older rele
 
 from __future__ import annotations
 
-import json
+import logging
 import lzma
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from breeze_rtc.errors import CheckpointError
-from breeze_rtc.models import presets
+from breeze_rtc.models import hub, presets
 from breeze_rtc.models.attention import BlockConfig, RopeConfig
 from breeze_rtc.models.backbone import BackboneConfig
 from breeze_rtc.models.codec import SNAKE_KERNEL, CodecConfig
 from breeze_rtc.models.depth import DepthConfig
 from breeze_rtc.models.presets import ModelConfig
+from breeze_rtc.models.quantised import check_kind, narrow, narrowed
 from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speech_model import ByteFrontend, SpeechModel, TextFrontend
 from breeze_rtc.models.text_encoder import TextEncoderConfig
+from breeze_rtc.models.weights import Source, Weights, read, read_json
+
+log = logging.getLogger(__name__)
 
 SEED = 20_260_101
 GRAPH_SUFFIX = ".onnx.xz"
 BREEZE_REPOSITORY = "BreezeBlue/Breeze-TTS-2"
+WIDENED = ("backbone.output.weight", "depth.heads")
+"""Logits are computed in float32."""
 BREEZE_LICENCE = (
     "The weights of Breeze TTS 2 (RESONIA INC.) are under the BreezeBlue Research and Non-Commercial Licence: no "
     "commercial use of the weights, of what is derived from them, or of sound made with them; serving them counts as "
@@ -42,27 +45,75 @@ BREEZE_LICENCE = (
 )
 
 
-def load(name_or_path: str) -> SpeechModel:
+SEEDED = {"tiny": presets.tiny, "tiny-pointer": presets.tiny_pointer}
+"""Random weights for tests, the same on every machine."""
+RANDOM = {"mid": presets.mid, "breeze-tts-2-random": presets.breeze_tts_2}
+"""Random weights in sizes that take a machine's time, made on the device: to measure it without a download."""
+
+
+def load(
+    name_or_path: str,
+    *,
+    device: torch.device | str = "cpu",
+    weights: str = "",
+    told: Callable[[float], None] = lambda share: None,
+) -> SpeechModel:
     """See `SpeechModel.load`."""
-    if name_or_path == "tiny":
-        return seeded(presets.tiny())
-    if name_or_path == "tiny-pointer":
-        return seeded(presets.tiny_pointer())
-    if name_or_path == "nano":
-        folder = Path(str(files("breeze_rtc"))) / "voices" / "nano"
-    elif name_or_path == "breeze-tts-2":
-        folder = _hugging_face_folder(BREEZE_REPOSITORY)
+    device = torch.device(device)
+    check_kind(weights)
+    folder = _folder(name_or_path)
+    if folder is None:
+        model = seeded(SEEDED[name_or_path]()) if name_or_path in SEEDED else random_on(RANDOM[name_or_path](), device)
     else:
-        folder = Path(name_or_path)
-    config = _read_json(folder / "config.json")
-    kind = config.get("model_type")
-    if kind == "breeze_rtc":
-        return _load_own(folder, config)
-    if kind == "breeze":
-        return load_breeze(folder, config)
-    raise CheckpointError(
-        f"{folder / 'config.json'} is of model type {kind!r}; 'breeze' and 'breeze_rtc' can be loaded"
-    )
+        config = read_json(folder / "config.json")
+        kind = config.get("model_type")
+        if kind not in LOADERS:
+            raise CheckpointError(
+                f"{folder / 'config.json'} is of model type {kind!r}; {' and '.join(map(repr, LOADERS))} can be loaded"
+            )
+        model = LOADERS[kind](folder, config, device=device, weights=weights, told=told)
+    if weights == "int8" and folder is None:
+        narrow(model)
+    return model
+
+
+def _folder(name_or_path: str) -> Path | None:
+    """Where a checkpoint's files are; None for a model that has none."""
+    if name_or_path in SEEDED or name_or_path in RANDOM:
+        return None
+    if name_or_path == "nano":
+        return Path(str(files("breeze_rtc"))) / "voices" / "nano"
+    if name_or_path == "breeze-tts-2":
+        return hub.find(BREEZE_REPOSITORY)
+    return hub.download(name_or_path, LOADERS) if hub.is_repository(name_or_path) else Path(name_or_path)
+
+
+def random_on(config: ModelConfig, device: torch.device, seed: int = SEED) -> SpeechModel:
+    """A model of random weights made on `device`, in the types that the published one has: bfloat16, with the codec and
+    the heads in float32; all float32 on a CPU, whose bfloat16 is slow.  It never says that its speech has ended, so
+    that every measurement speaks as long as it means to.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32 if device.type == "cpu" else torch.bfloat16)
+    try:
+        with torch.device(device):
+            model = SpeechModel(config, frontend=lambda _voice: ByteFrontend(whole=True, bytes_per_token=4))
+    finally:
+        torch.set_default_dtype(before)
+    model.codec.float()
+    for part in (model.backbone.output.weight, model.depth.heads):
+        part.data = part.data.float()
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=parameter.shape[-1] ** -0.5, generator=generator)
+            elif name.endswith("bias"):
+                parameter.zero_()
+        if config.end_class is not None:
+            # Its logit is 0, which is never among the likeliest of two thousand.
+            model.backbone.output.weight[config.end_class].zero_()
+    return model
 
 
 def seeded(config: ModelConfig, seed: int = SEED) -> SpeechModel:
@@ -81,56 +132,18 @@ def seeded(config: ModelConfig, seed: int = SEED) -> SpeechModel:
     return model
 
 
-class Weights:
-    """The tensors of one checkpoint: a single safetensors file, or an index and its shards."""
-
-    def __init__(self, folder: Path) -> None:
-        index = folder / "model.safetensors.index.json"
-        single = folder / "model.safetensors"
-        self._where: dict[str, Path] = {}
-        self._open: dict[Path, Any] = {}
-        if index.exists():
-            for name, shard in _get(_read_json(index), "weight_map", index).items():
-                self._where[name] = folder / shard
-        elif single.exists():
-            self._where = dict.fromkeys(self._file(single).keys(), single)
-        else:
-            raise CheckpointError(f"{folder} holds neither model.safetensors nor model.safetensors.index.json")
-        self._folder = folder
-
-    def _file(self, path: Path) -> Any:
-        if path not in self._open:
-            try:
-                self._open[path] = safe_open(path, framework="pt")
-            except FileNotFoundError as error:
-                raise CheckpointError(f"{path} is missing; download the checkpoint again") from error
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{path} is truncated or no safetensors file ({error})") from error
-        return self._open[path]
-
-    def names(self) -> list[str]:
-        return list(self._where)
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor by its name.  Raises CheckpointError when it is not there or has another shape."""
-        if name not in self._where:
-            raise CheckpointError(f"tensor {name} is missing from {self._folder}; expected shape {list(shape)}")
-        file = self._file(self._where[name])
-        try:
-            found = tuple(file.get_slice(name).get_shape())
-            if found != shape:
-                raise CheckpointError(f"tensor {name} has shape {list(found)}; expected {list(shape)}")
-            tensor: Tensor = file.get_tensor(name)
-        except SafetensorError as error:
-            raise CheckpointError(f"tensor {name} cannot be read from {self._where[name]}: {error}") from error
-        return tensor
-
-
 # ---- our own folders -----------------------------------------------------------------------------------------------
 
 
-def _load_own(folder: Path, config: dict[str, Any]) -> SpeechModel:
-    """A folder as examples/nano_voice writes it.
+def _load_own(
+    folder: Path,
+    config: dict[str, Any],
+    *,
+    device: torch.device | str = "cpu",
+    weights: str = "",
+    told: Callable[[float], None] = lambda share: None,
+) -> SpeechModel:
+    """A folder as examples/nano_voice writes it; small, so whoever computes with it moves it to the device.
 
     config.json: {"model_type": "breeze_rtc", "preset": "nano", "vocab": symbols, "voices": [names], "sampling": {...}}.
     """
@@ -145,10 +158,14 @@ def _load_own(folder: Path, config: dict[str, Any]) -> SpeechModel:
         sampling=Sampling(**_get(config, "sampling", path)),
         graphs=read_graphs(folder),
     )
-    weights = Weights(folder)
-    state = {name: weights.tensor(name, tuple(like.shape)) for name, like in model.state_dict().items()}
+    stored = Weights(folder)
+    state = {name: stored.tensor(name, tuple(like.shape)) for name, like in model.state_dict().items()}
     # Half precision on disk halves the wheel; a CPU computes in float32.
     model.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in state.items()})
+    if weights == "int8":
+        # The graphs hold the weights as they were.
+        model.graphs = {}
+        narrow(model)
     return model
 
 
@@ -180,39 +197,36 @@ def _nano_frontend(folder: Path) -> Callable[[str], TextFrontend]:
 # ---- Breeze TTS 2 --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Where one of our tensors comes from: pieces by name and shape, and how they are put together."""
-
-    ours: str
-    pieces: tuple[tuple[str, tuple[int, ...]], ...]
-    join: Callable[[list[Tensor]], Tensor] = lambda pieces: pieces[0]
-
-
-def load_breeze(folder: Path, config: dict[str, Any] | None = None) -> SpeechModel:
-    """The published checkpoint.  Raises CheckpointError.
+def load_breeze(
+    folder: Path,
+    config: dict[str, Any] | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    weights: str = "",
+    told: Callable[[float], None] = lambda share: None,
+) -> SpeechModel:
+    """The published checkpoint, read straight to `device`.  Raises CheckpointError.
 
     Weights keep the type they are stored in (bfloat16; the codec float32), but for the heads, which are widened once
-    because logits are computed in float32.
+    because logits are computed in float32.  The table that the backbone and the depth decoder share is there once.
     """
-    config = config or _read_json(folder / "config.json")
+    config = config or read_json(folder / "config.json")
     codec_folder = folder / "audio_tokenizer"
-    model_config = breeze_config(config, _read_json(codec_folder / "config.json"), folder)
+    model_config = breeze_config(config, read_json(codec_folder / "config.json"), folder)
     tokenizer_path = folder / "tokenizer.json"
     with torch.device("meta"):
         # The tokenizer is read when the first stream opens: tests of the numbers have none.
         model = SpeechModel(
             model_config, frontend=_breeze_frontend(tokenizer_path), licence_note=BREEZE_LICENCE, sampling=Sampling()
         )
-    state: dict[str, Tensor] = {}
-    for weights, sources in (
-        (Weights(folder), _breeze(model_config)),
-        (Weights(codec_folder), _breeze_codec(model_config.codec)),
-    ):
-        for source in sources:
-            state[source.ours] = source.join([weights.tensor(name, shape) for name, shape in source.pieces])
-    for name in ("backbone.output.weight", "depth.heads"):
-        state[name] = state[name].float()
+    if weights == "int8":
+        narrow(model)
+    main, codec = Weights(folder), Weights(codec_folder)
+    parts = [(main, list(_breeze(model_config))), (codec, list(_breeze_codec(model_config.codec)))]
+    state = read(parts, torch.device(device), widened=WIDENED, kept=narrowed if weights == "int8" else None, told=told)
+    stored = len(main.names()) + len(codec.names())
+    used = sum(len(source.pieces) for _, sources in parts for source in sources)
+    log.info("%s: %d of %d tensors are used; %s", folder, used, stored, "the others belong to older parts")
     model.load_state_dict(state, assign=True)
     return model
 
@@ -351,35 +365,35 @@ def _concat(pieces: list[Tensor]) -> Tensor:
     return torch.cat(pieces)
 
 
-def _attention(ours: str, theirs: str, c: BlockConfig) -> Iterator[_Source]:
+def _attention(ours: str, theirs: str, c: BlockConfig) -> Iterator[Source]:
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
     shapes = {"q_proj": (q, c.hidden), "k_proj": (kv, c.hidden), "v_proj": (kv, c.hidden)}
     pieces = tuple((f"{theirs}.self_attn.{name}.weight", shape) for name, shape in shapes.items())
-    yield _Source(f"{ours}.attention.qkv.weight", pieces, _concat)
-    yield _Source(f"{ours}.attention.out.weight", ((f"{theirs}.self_attn.o_proj.weight", (c.hidden, q)),))
+    yield Source(f"{ours}.attention.qkv.weight", pieces, _concat)
+    yield Source(f"{ours}.attention.out.weight", ((f"{theirs}.self_attn.o_proj.weight", (c.hidden, q)),))
     if c.qk_norm:
-        yield _Source(f"{ours}.attention.q_norm", ((f"{theirs}.self_attn.q_norm.weight", (c.head_dim,)),))
-        yield _Source(f"{ours}.attention.k_norm", ((f"{theirs}.self_attn.k_norm.weight", (c.head_dim,)),))
+        yield Source(f"{ours}.attention.q_norm", ((f"{theirs}.self_attn.q_norm.weight", (c.head_dim,)),))
+        yield Source(f"{ours}.attention.k_norm", ((f"{theirs}.self_attn.k_norm.weight", (c.head_dim,)),))
     gate_up = tuple((f"{theirs}.mlp.{name}.weight", (c.ffn, c.hidden)) for name in ("gate_proj", "up_proj"))
-    yield _Source(f"{ours}.mlp.gate_up.weight", gate_up, _concat)
-    yield _Source(f"{ours}.mlp.down.weight", ((f"{theirs}.mlp.down_proj.weight", (c.hidden, c.ffn)),))
+    yield Source(f"{ours}.mlp.gate_up.weight", gate_up, _concat)
+    yield Source(f"{ours}.mlp.down.weight", ((f"{theirs}.mlp.down_proj.weight", (c.hidden, c.ffn)),))
 
 
-def _blocks(ours: str, theirs: str, c: BlockConfig, layers: int) -> Iterator[_Source]:
+def _blocks(ours: str, theirs: str, c: BlockConfig, layers: int) -> Iterator[Source]:
     """Pre-norm layers and the norm after them."""
     for n in range(layers):
         yield from _attention(f"{ours}.layers.{n}", f"{theirs}.layers.{n}", c)
         for norm, name in (("attention_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm")):
-            yield _Source(f"{ours}.layers.{n}.{norm}.weight", ((f"{theirs}.layers.{n}.{name}.weight", (c.hidden,)),))
-    yield _Source(f"{ours}.norm.weight", ((f"{theirs}.norm.weight", (c.hidden,)),))
+            yield Source(f"{ours}.layers.{n}.{norm}.weight", ((f"{theirs}.layers.{n}.{name}.weight", (c.hidden,)),))
+    yield Source(f"{ours}.norm.weight", ((f"{theirs}.norm.weight", (c.hidden,)),))
 
 
-def _breeze(config: ModelConfig) -> Iterator[_Source]:
+def _breeze(config: ModelConfig) -> Iterator[Source]:
     """Everything but the codec."""
     text, backbone, depth = config.text, config.backbone, config.depth
     hidden = text.block.hidden
-    yield _Source("text.embedding.weight", (("text_encoder.embed_tokens.weight", (text.vocab, hidden)),))
-    yield _Source("text.own_vector", (("text_encoder.embed_tokens.eoi_embedding", (hidden,)),))
+    yield Source("text.embedding.weight", (("text_encoder.embed_tokens.weight", (text.vocab, hidden)),))
+    yield Source("text.own_vector", (("text_encoder.embed_tokens.eoi_embedding", (hidden,)),))
     norms = {
         "attention_norm": "pre_self_attn_layernorm",
         "attention_post_norm": "post_self_attn_layernorm",
@@ -389,32 +403,32 @@ def _breeze(config: ModelConfig) -> Iterator[_Source]:
     for n in range(len(text.full_attention)):
         yield from _attention(f"text.layers.{n}", f"text_encoder.layers.{n}", text.block)
         for ours, theirs in norms.items():
-            yield _Source(f"text.layers.{n}.{ours}.weight", ((f"text_encoder.layers.{n}.{theirs}.weight", (hidden,)),))
-    yield _Source("text.norm.weight", (("text_encoder.norm.weight", (hidden,)),))
-    yield _Source("text.projection.weight", (("text_encoder_proj.weight", (text.output, hidden)),))
+            yield Source(f"text.layers.{n}.{ours}.weight", ((f"text_encoder.layers.{n}.{theirs}.weight", (hidden,)),))
+    yield Source("text.norm.weight", (("text_encoder.norm.weight", (hidden,)),))
+    yield Source("text.projection.weight", (("text_encoder_proj.weight", (text.output, hidden)),))
     yield from _blocks("backbone", "backbone_model", backbone.block, backbone.layers)
-    yield _Source("backbone.output.weight", (("lm_head.weight", (backbone.classes, backbone.block.hidden)),))
+    yield Source("backbone.output.weight", (("lm_head.weight", (backbone.classes, backbone.block.hidden)),))
     width = depth.block.hidden
     table = (depth.codebooks * depth.vocab, depth.embedding)
     heads = (depth.codebooks - 1, width, depth.vocab)
-    yield _Source("depth.table.weight", (("depth_decoder.model.embed_tokens.weight", table),))
+    yield Source("depth.table.weight", (("depth_decoder.model.embed_tokens.weight", table),))
     projection = ("depth_decoder.model.inputs_embeds_projector.weight", (width, depth.embedding))
-    yield _Source("depth.projection.weight", (projection,))
+    yield Source("depth.projection.weight", (projection,))
     yield from _blocks("depth", "depth_decoder.model", depth.block, depth.layers)
-    yield _Source("depth.heads", (("depth_decoder.codebooks_head.weight", heads),))
+    yield Source("depth.heads", (("depth_decoder.codebooks_head.weight", heads),))
 
 
-def _conv(ours: str, theirs: str, inputs: int, outputs: int, kernel: int) -> Iterator[_Source]:
+def _conv(ours: str, theirs: str, inputs: int, outputs: int, kernel: int) -> Iterator[Source]:
     """A published convolution (outputs, inputs, kernel) as a matrix over taps."""
-    yield _Source(
+    yield Source(
         f"{ours}.weight",
         ((f"{theirs}.weight", (outputs, inputs, kernel)),),
         lambda pieces: pieces[0].permute(0, 2, 1).reshape(outputs, kernel * inputs),
     )
-    yield _Source(f"{ours}.bias", ((f"{theirs}.bias", (outputs,)),))
+    yield Source(f"{ours}.bias", ((f"{theirs}.bias", (outputs,)),))
 
 
-def _upsample(ours: str, theirs: str, inputs: int, outputs: int, stride: int, *, overlap: bool) -> Iterator[_Source]:
+def _upsample(ours: str, theirs: str, inputs: int, outputs: int, stride: int, *, overlap: bool) -> Iterator[Source]:
     """A published transposed convolution (inputs, outputs, kernel): tap j of the current step makes phase j, tap
     stride + j is what the previous step adds to it."""
     kernel = 2 * stride if overlap else stride
@@ -424,21 +438,21 @@ def _upsample(ours: str, theirs: str, inputs: int, outputs: int, stride: int, *,
         both = torch.cat((taps[stride:], taps[:stride]), -1) if overlap else taps
         return both.reshape(stride * outputs, -1)
 
-    yield _Source(f"{ours}.weight", ((f"{theirs}.weight", (inputs, outputs, kernel)),), join)
-    yield _Source(f"{ours}.bias", ((f"{theirs}.bias", (outputs,)),))
+    yield Source(f"{ours}.weight", ((f"{theirs}.weight", (inputs, outputs, kernel)),), join)
+    yield Source(f"{ours}.bias", ((f"{theirs}.bias", (outputs,)),))
 
 
-def _linear(ours: str, theirs: str, inputs: int, outputs: int) -> Iterator[_Source]:
-    yield _Source(f"{ours}.weight", ((f"{theirs}.weight", (outputs, inputs)),))
-    yield _Source(f"{ours}.bias", ((f"{theirs}.bias", (outputs,)),))
+def _linear(ours: str, theirs: str, inputs: int, outputs: int) -> Iterator[Source]:
+    yield Source(f"{ours}.weight", ((f"{theirs}.weight", (outputs, inputs)),))
+    yield Source(f"{ours}.bias", ((f"{theirs}.bias", (outputs,)),))
 
 
-def _snake(ours: str, theirs: str, channels: int) -> Iterator[_Source]:
+def _snake(ours: str, theirs: str, channels: int) -> Iterator[Source]:
     for name in ("alpha", "beta"):
-        yield _Source(f"{ours}.{name}", ((f"{theirs}.{name}", (channels,)),))
+        yield Source(f"{ours}.{name}", ((f"{theirs}.{name}", (channels,)),))
 
 
-def _breeze_codec(c: CodecConfig) -> Iterator[_Source]:
+def _breeze_codec(c: CodecConfig) -> Iterator[Source]:
     """The decoder of the codec's own checkpoint."""
     books = [("rvq_first", 0)] + [("rvq_rest", n) for n in range(c.codebooks - 1)]
     stored: list[tuple[str, tuple[int, ...]]] = []
@@ -451,10 +465,10 @@ def _breeze_codec(c: CodecConfig) -> Iterator[_Source]:
         pairs = zip(pieces[::2], pieces[1::2], strict=True)
         return torch.stack([total / usage.clamp(min=1e-5)[:, None] for total, usage in pairs])
 
-    yield _Source("codec.codebooks", tuple(stored), means)
+    yield Source("codec.codebooks", tuple(stored), means)
     for ours, group in (("mix_first", "rvq_first"), ("mix_rest", "rvq_rest")):
         name = f"decoder.quantizer.{group}.output_proj.weight"
-        yield _Source(f"codec.{ours}.weight", ((name, (c.mixed, c.code_dim, 1)),), lambda pieces: pieces[0].squeeze(-1))
+        yield Source(f"codec.{ours}.weight", ((name, (c.mixed, c.code_dim, 1)),), lambda pieces: pieces[0].squeeze(-1))
     yield from _conv("codec.before", "decoder.pre_conv.conv", c.mixed, c.latent, 3)
     hidden = c.block.hidden
     yield from _linear("codec.enter", "decoder.pre_transformer.input_proj", c.latent, hidden)
@@ -463,22 +477,22 @@ def _breeze_codec(c: CodecConfig) -> Iterator[_Source]:
     for n in range(c.layers):
         for ours, theirs in (("attention_scale", "self_attn_layer_scale"), ("mlp_scale", "mlp_layer_scale")):
             name = f"decoder.pre_transformer.layers.{n}.{theirs}.scale"
-            yield _Source(f"codec.layers.{n}.{ours}", ((name, (hidden,)),))
+            yield Source(f"codec.layers.{n}.{ours}", ((name, (hidden,)),))
     for n, factor in enumerate(c.upsample):
         theirs = f"decoder.upsample.{n}"
         yield from _upsample(f"codec.upsamplers.{n}", f"{theirs}.0.conv", c.latent, c.latent, factor, overlap=False)
         ours = f"codec.refiners.{n}"
-        yield _Source(
+        yield Source(
             f"{ours}.depthwise.weight",
             ((f"{theirs}.1.dwconv.conv.weight", (c.latent, 1, 7)),),
             lambda pieces: pieces[0].squeeze(1).t().contiguous(),
         )
-        yield _Source(f"{ours}.depthwise.bias", ((f"{theirs}.1.dwconv.conv.bias", (c.latent,)),))
-        yield _Source(f"{ours}.norm.weight", ((f"{theirs}.1.norm.weight", (c.latent,)),))
-        yield _Source(f"{ours}.norm.bias", ((f"{theirs}.1.norm.bias", (c.latent,)),))
+        yield Source(f"{ours}.depthwise.bias", ((f"{theirs}.1.dwconv.conv.bias", (c.latent,)),))
+        yield Source(f"{ours}.norm.weight", ((f"{theirs}.1.norm.weight", (c.latent,)),))
+        yield Source(f"{ours}.norm.bias", ((f"{theirs}.1.norm.bias", (c.latent,)),))
         yield from _linear(f"{ours}.expand", f"{theirs}.1.pwconv1", c.latent, c.latent * c.expansion)
         yield from _linear(f"{ours}.shrink", f"{theirs}.1.pwconv2", c.latent * c.expansion, c.latent)
-        yield _Source(f"{ours}.scale", ((f"{theirs}.1.gamma", (c.latent,)),))
+        yield Source(f"{ours}.scale", ((f"{theirs}.1.gamma", (c.latent,)),))
     yield from _conv("codec.snake_head.first", "decoder.decoder.0.conv", c.latent, c.decoder, SNAKE_KERNEL)
     width = c.decoder
     for n, rate in enumerate(c.rates):
@@ -498,37 +512,14 @@ def _breeze_codec(c: CodecConfig) -> Iterator[_Source]:
     yield from _conv("codec.snake_head.last", f"decoder.decoder.{last + 1}.conv", width, 1, SNAKE_KERNEL)
 
 
+LOADERS: dict[str, Callable[..., SpeechModel]] = {"breeze": load_breeze, "breeze_rtc": _load_own}
+"""Model types that can be loaded: (folder, config, device=, weights=, told=) -> the model."""
+
+
 # ---- files ---------------------------------------------------------------------------------------------------------
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing; is that the folder of a checkpoint?") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not readable JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is not a JSON object")
-    return content
 
 
 def _get(config: dict[str, Any], key: str, path: Path) -> Any:
     if key not in config:
         raise CheckpointError(f"{path} lacks {key}")
     return config[key]
-
-
-def _hugging_face_folder(repository: str) -> Path:
-    """The newest snapshot of a repository in the Hugging Face cache.  Raises CheckpointError when there is none."""
-    cache = os.environ.get("HF_HUB_CACHE")
-    home = os.environ.get("HF_HOME")
-    base = Path(cache) if cache else (Path(home) if home else Path.home() / ".cache" / "huggingface") / "hub"
-    snapshots = base / f"models--{repository.replace('/', '--')}" / "snapshots"
-    found = sorted(snapshots.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise CheckpointError(
-            f"{repository} is not in the Hugging Face cache ({base}): "
-            f"run 'hf download {repository}', or give its folder"
-        )
-    return found[-1].parent

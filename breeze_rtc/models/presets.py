@@ -39,6 +39,7 @@ class ModelConfig:
 
 
 PLAIN = RopeConfig(theta=1e4)
+_CSM_ROPE = RopeConfig(theta=5e5, factor=32, low=0.001953125, high=0.0078125, original_length=16)
 
 
 def nano(*, vocab: int = 256) -> ModelConfig:
@@ -95,6 +96,111 @@ def nano(*, vocab: int = 256) -> ModelConfig:
     )
 
 
+def breeze_tts_2() -> ModelConfig:
+    """The published sizes, as `checkpoint.breeze_config` reads them from the published config: 2.9 B parameters."""
+    return ModelConfig(
+        name="breeze-tts-2",
+        feed="prefix",
+        text=TextEncoderConfig(
+            vocab=262_158,
+            block=BlockConfig(hidden=1152, heads=4, kv_heads=1, head_dim=256, ffn=6912, qk_norm=True),
+            full_attention=tuple((layer + 1) % 6 == 0 for layer in range(26)),
+            window=512,
+            window_rope=PLAIN,
+            full_rope=RopeConfig(theta=1e6, factor=8),
+            output=2048,
+            own_vector_id=256_000,
+        ),
+        backbone=BackboneConfig(
+            block=BlockConfig(hidden=2048, heads=16, kv_heads=8, head_dim=128, ffn=6144, qk_norm=True),
+            layers=28,
+            rope=RopeConfig(theta=1e6),
+            classes=2052,
+        ),
+        depth=DepthConfig(
+            codebooks=16,
+            vocab=2051,
+            embedding=2048,
+            block=BlockConfig(hidden=1024, heads=8, kv_heads=2, head_dim=128, ffn=8192, eps=1e-5),
+            layers=12,
+            rope=_CSM_ROPE,
+        ),
+        codec=CodecConfig(
+            codebooks=16,
+            codes=2048,
+            code_dim=256,
+            mixed=512,
+            latent=1024,
+            block=BlockConfig(hidden=512, heads=16, kv_heads=16, head_dim=64, ffn=1024, eps=1e-5),
+            layers=8,
+            rope=PLAIN,
+            window=72,
+            upsample=(2, 2),
+            expansion=4,
+            head="snake",
+            sample_rate=24_000,
+            frame_samples=1920,
+            decoder=1536,
+            rates=(8, 5, 4, 3),
+        ),
+        end_class=2051,
+        reserved=(2048, 2050),
+        max_positions=2048,
+    )
+
+
+def mid() -> ModelConfig:
+    """Breeze's structure at a size that a CPU can measure: every ratio of work roughly kept, 83 M parameters."""
+    return ModelConfig(
+        name="mid",
+        feed="prefix",
+        text=TextEncoderConfig(
+            vocab=4096,
+            block=BlockConfig(hidden=256, heads=4, kv_heads=1, head_dim=64, ffn=1024, qk_norm=True),
+            full_attention=tuple((layer + 1) % 6 == 0 for layer in range(6)),
+            window=512,
+            window_rope=PLAIN,
+            full_rope=RopeConfig(theta=1e6, factor=8),
+            output=768,
+        ),
+        backbone=BackboneConfig(
+            block=BlockConfig(hidden=768, heads=8, kv_heads=4, head_dim=96, ffn=2048, qk_norm=True),
+            layers=8,
+            rope=RopeConfig(theta=1e6),
+            classes=516,
+        ),
+        depth=DepthConfig(
+            codebooks=8,
+            vocab=515,
+            embedding=768,
+            block=BlockConfig(hidden=384, heads=4, kv_heads=2, head_dim=96, ffn=2048, eps=1e-5),
+            layers=4,
+            rope=_CSM_ROPE,
+        ),
+        codec=CodecConfig(
+            codebooks=8,
+            codes=512,
+            code_dim=64,
+            mixed=128,
+            latent=256,
+            block=BlockConfig(hidden=128, heads=4, kv_heads=4, head_dim=32, ffn=256, eps=1e-5),
+            layers=4,
+            rope=PLAIN,
+            window=72,
+            upsample=(2, 2),
+            expansion=4,
+            head="snake",
+            sample_rate=24_000,
+            frame_samples=1920,
+            decoder=256,
+            rates=(8, 5, 4, 3),
+        ),
+        end_class=515,
+        reserved=(512, 514),
+        max_positions=2048,
+    )
+
+
 def tiny() -> ModelConfig:
     """Breeze's structure at a size for tests: prefix feeding, an end class, reserved ids, the snake head."""
     block = BlockConfig(hidden=32, heads=4, kv_heads=2, head_dim=16, ffn=64)
@@ -122,7 +228,7 @@ def tiny() -> ModelConfig:
             embedding=32,
             block=block,
             layers=2,
-            rope=RopeConfig(theta=5e5, factor=32, low=0.001953125, high=0.0078125, original_length=16),
+            rope=_CSM_ROPE,
         ),
         codec=CodecConfig(
             codebooks=4,

@@ -98,16 +98,28 @@ class SpeechModel(nn.Module):
         return self._frontend(voice)
 
     @classmethod
-    def load(cls, name_or_path: str = "nano") -> SpeechModel:
-        """A ready model by the name of a preset or the folder of a checkpoint.  Raises CheckpointError.
+    def load(
+        cls,
+        name_or_path: str = "nano",
+        *,
+        device: torch.device | str = "cpu",
+        weights: str = "",
+        told: Callable[[float], None] = lambda share: None,
+    ) -> SpeechModel:
+        """A ready model by the name of a preset, the folder of a checkpoint or its Hugging Face id.  Raises
+        CheckpointError.
 
-        `nano` comes with the package; `breeze-tts-2` is looked for in the Hugging Face cache, or give its folder;
-        `tiny` and `tiny-pointer` are made on the spot, speak noise and need no file.
+        `nano` comes with the package; `breeze-tts-2` is looked for in the Hugging Face cache, `org/name` is downloaded
+        where it is not there; `tiny`, `tiny-pointer`, `mid` and `breeze-tts-2-random` are made on the spot, speak noise
+        and need no file.
+        device: large weights are read straight to it; others are moved there by the executor.  weights: "int8" keeps
+        the large layers in half the memory, see `quantised`.  told: how much of a
+        large checkpoint has been read, 0 to 1.
         """
         # Reading weights knows this class, so this class meets it late.
         from breeze_rtc.models.checkpoint import load
 
-        return load(name_or_path)
+        return load(name_or_path, device=device, weights=weights, told=told)
 
     def silence_reserved(self, logits: Tensor) -> Tensor:
         """Set the logits of reserved ids, (..., V) float32, to -inf in place."""
@@ -127,11 +139,13 @@ class SpeechModel(nn.Module):
 class ByteFrontend:
     """Text as UTF-8 bytes, cut after punctuation or at 32 characters: the front end of models that speak noise.
 
-    whole: keep everything until the end, in one segment, as prefix models need it.
+    whole: keep everything until the end, in one segment, as prefix models need it.  bytes_per_token: so many bytes are
+    one token (the first of them), so that a text is about as many tokens as a tokenizer makes of it.
     """
 
-    def __init__(self, *, whole: bool) -> None:
+    def __init__(self, *, whole: bool, bytes_per_token: int = 1) -> None:
         self._whole = whole
+        self._bytes_per_token = bytes_per_token
         self._text = ""
         self._chars = 0
 
@@ -158,4 +172,8 @@ class ByteFrontend:
             tokens += encoded
             # A character has been spoken when its last byte has.
             ends += [self._chars - 1] * (len(encoded) - 1) + [self._chars]
-        return TextSegment(tuple(tokens), tuple(ends))
+        # The last of what ends together says where that is; the end of the text is said by the last token.
+        last = self._bytes_per_token
+        return TextSegment(
+            tuple(tokens[::last]), tuple(ends[min(i + last, len(ends)) - 1] for i in range(0, len(ends), last))
+        )

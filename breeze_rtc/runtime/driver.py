@@ -6,6 +6,11 @@
 
 The wait is in `Line.receive` and is the only one; there is no lock, because nothing here is shared.  Torch, the text
 front end and the Opus encoder run nowhere else, so whoever sends the sound never waits for them.
+
+On a device that can do two things at once a codec step is only issued: as far as the scheduler is told it is done, and
+took as long as such steps took before.  The streams go on with their next frames, and the sound is encoded and sent
+when it comes, in the middle of a step that waits for the device.  What the scheduler says of a stream meanwhile is kept
+until the sound before it has been sent.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +44,7 @@ from breeze_rtc.runtime.messages import (
 from breeze_rtc.scheduling.costs import ONE
 from breeze_rtc.scheduling.step import (
     AudioReady,
+    Event,
     RowResult,
     Stage,
     Step,
@@ -54,6 +60,7 @@ if TYPE_CHECKING:
     from breeze_rtc.models.speech_model import TextFrontend
     from breeze_rtc.runtime.executor import Executor
     from breeze_rtc.runtime.sentence_executor import Ensemble
+    from breeze_rtc.runtime.sounding import Sounding
     from breeze_rtc.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -106,6 +113,9 @@ class _Utterance:
         self.has_all_text = False
         # Sound made and not sent yet.
         self.ready: _Sound | None = None
+        # Codec steps whose sound is on its way, and what has been said of the stream since the first of them.
+        self.soundings = 0
+        self.later: deque[Event] = deque()
         # Samples sent, and samples the consumer has taken.
         self.sent = 0
         self.taken = 0
@@ -152,6 +162,11 @@ class Driver:
         self._utterances: dict[int, _Utterance] = {}
         # Streams with text for the front end, the next one first.
         self._with_text: deque[int] = deque()
+        # Codec steps whose sound is on its way, and how long the last such step of each kind took.
+        self._soundings: deque[Sounding] = deque()
+        self._sound_ns: dict[tuple[int, int], int] = {}
+        if executor.overlaps:
+            cast("Executor", executor).meanwhile = self._collect
         # What happened so far, for `Stats`.
         self._counts: Counter[str] = Counter()
         self._stage_steps: Counter[str] = Counter()
@@ -185,9 +200,12 @@ class Driver:
             self._deliver()
         if has_fed or step is not None:
             self._will_tell()
+        self._collect()
+        if step is None and not has_fed and self._soundings:
+            self._collect_first()
         if self._stats_at is not None and now >= self._stats_at:
             self._snapshot(now)
-        return has_fed or step is not None or bool(self._with_text)
+        return has_fed or step is not None or bool(self._with_text) or bool(self._soundings)
 
     def idle_ns(self) -> int | None:
         """How long there will be nothing to do unless somebody says something."""
@@ -307,7 +325,22 @@ class Driver:
         """The step's result.  Should the executor itself raise, nobody can say which row it was: all of them fail."""
         started = self._clock.now()
         try:
-            result = self._executor.run(step)
+            if step.stage is Stage.CODEC and self._executor.overlaps:
+                sounding = cast("Executor", self._executor).issue(step)
+                kind = (step.bucket, step.rows[0].count)
+                if kind in self._sound_ns and not sounding.is_there():
+                    self._soundings.append(sounding)
+                    for row in step.rows:
+                        if row.stream in self._utterances:
+                            self._utterances[row.stream].soundings += 1
+                    return sounding.promise(self._sound_ns[kind])
+                # Sound is sent in the order in which it was issued.
+                while self._soundings:
+                    self._collect_first()
+                result = sounding.result()
+                self._sound_ns[kind] = result.duration_ns
+            else:
+                result = self._executor.run(step)
         except Exception as error:
             log.exception("a %s step failed as a whole", step.stage.name)
             return StepResult(
@@ -320,6 +353,37 @@ class Driver:
         # scheduler learns what it takes.
         rows = tuple(row if row.error else self._encoded(row) for row in result.rows)
         return StepResult(rows, self._clock.now() - started)
+
+    def _collect(self) -> bool:
+        """Send the sound that has come; True while more is on its way."""
+        while self._soundings and self._soundings[0].is_there():
+            self._collect_first()
+        return bool(self._soundings)
+
+    def _collect_first(self) -> None:
+        """Wait for the sound that was issued first, and send it."""
+        sounding = self._soundings.popleft()
+        result = sounding.result()
+        step = sounding.step
+        self._sound_ns[step.bucket, step.rows[0].count] = result.duration_ns
+        for row in result.rows:
+            utterance = self._utterances.get(row.stream)
+            if utterance is None:
+                continue
+            utterance.soundings -= 1
+            encoded = row if row.error else self._encoded(row)
+            if encoded.error:
+                # The scheduler believes that all went well.
+                self._counts["failed"] += 1
+                self._drop(row.stream)
+                self._line.send(Failed(row.stream, "StepFailed", encoded.error, Stage.CODEC.name.lower()))
+                continue
+            # Of each step one chunk is said to be ready; what was said after the last is next.
+            while utterance.later:
+                event = utterance.later.popleft()
+                self._tell(event)
+                if isinstance(event, AudioReady) and utterance.soundings:
+                    break
 
     def _encoded(self, row: RowResult) -> RowResult:
         """Make the packets of a row's sound and keep them until the scheduler says that the sound is ready."""
@@ -339,26 +403,34 @@ class Driver:
         """Send what the scheduler says has happened."""
         # A stream that fails while its sound is sent may have a later event in this list; `_close` knows it only once.
         for event in self._scheduler.events():
-            match event:
-                case StreamAdmitted(stream, slot):
-                    self._admit(stream, slot)
-                case StreamRefused(stream, detail, retry_after_s):
-                    self._close(stream)
-                    self._refuse(stream, Overloaded(detail, retry_after_s))
-                case AudioReady(stream, start_samples):
-                    if stream in self._utterances:
-                        self._send_audio(stream, start_samples)
-                case StreamFinished(stream, samples):
-                    utterance = self._close(stream)
-                    if utterance is not None:
-                        self._counts["finished"] += 1
-                        self._finish(stream, samples, utterance)
-                case StreamFailed(stream, stage, error):
-                    if self._close(stream) is not None:
-                        self._counts["failed"] += 1
-                        self._line.send(Failed(stream, "StepFailed", error, stage.name.lower()))
-                case _:
-                    self._counts["missed_deadlines"] += 1
+            utterance = self._utterances.get(event.stream)
+            if utterance is not None and utterance.soundings:
+                utterance.later.append(event)
+            else:
+                self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        """Send what an event means for the other side."""
+        match event:
+            case StreamAdmitted(stream, slot):
+                self._admit(stream, slot)
+            case StreamRefused(stream, detail, retry_after_s):
+                self._close(stream)
+                self._refuse(stream, Overloaded(detail, retry_after_s))
+            case AudioReady(stream, start_samples):
+                if stream in self._utterances:
+                    self._send_audio(stream, start_samples)
+            case StreamFinished(stream, samples):
+                utterance = self._close(stream)
+                if utterance is not None:
+                    self._counts["finished"] += 1
+                    self._finish(stream, samples, utterance)
+            case StreamFailed(stream, stage, error):
+                if self._close(stream) is not None:
+                    self._counts["failed"] += 1
+                    self._line.send(Failed(stream, "StepFailed", error, stage.name.lower()))
+            case _:
+                self._counts["missed_deadlines"] += 1
 
     def _send_audio(self, stream: int, start_samples: int) -> None:
         utterance = self._utterances[stream]

@@ -50,6 +50,7 @@ from breeze_rtc.runtime.messages import (
     EndText,
     Failed,
     Finished,
+    Loading,
     Measuring,
     Message,
     MessageReader,
@@ -442,20 +443,25 @@ class Engine:
         trace: Path | None = None,
         policy: Policy | None = None,
         measures: bool = True,
+        weights: str = "",
         on_restart: Callable[[str], None] | None = None,
+        on_loading: Callable[[str, float], None] | None = None,
         on_measuring: Callable[[float], None] | None = None,
     ) -> None:
         """Nothing is loaded until `start`.
 
-        model: a preset's name or a checkpoint's folder.  threads: torch's.  trace: a file for the scheduler's inputs;
+        model: a preset's name, a checkpoint's folder or its Hugging Face id.  weights: "int8" keeps the large layers in
+        half the memory.  threads: torch's.  trace: a file for the scheduler's inputs;
         an engine that is started again writes to a file of its own beside it, numbered.  policy: the scheduler's rules,
         to measure what each is worth.  measures: the first start on a machine takes some seconds to find out how
         long its steps take, and keeps that in the user's cache folder; False: the scheduler learns it from the first
         streams.  on_restart: called on the loop with a sentence when an engine that died is running again.
-        on_measuring: called there with how much of the measurement is done, 0 to 1.
+        on_loading: called there while large weights are read and graphs captured, with what it is and how much of it is
+        done, 0 to 1; on_measuring: the same for the measurement.
         """
         self.model_name = model
         self.on_restart = on_restart
+        self.on_loading = on_loading
         self.on_measuring = on_measuring
         # The latest snapshot, about ten times a second while something is spoken: see `Driver`.
         self.stats: dict[str, Any] = {}
@@ -468,6 +474,7 @@ class Engine:
         self._trace = trace
         self._policy = policy or Policy()
         self._measures = measures
+        self._weights = weights
         self._facts: Ready | None = None
         # Streams the engine has not finished.
         self._inboxes: dict[int, _Inbox] = {}
@@ -534,6 +541,11 @@ class Engine:
     def licence_note(self) -> str:
         """What the weights' licence asks to be said; empty for none."""
         return self._known.licence_note
+
+    @property
+    def summary(self) -> str:
+        """What was loaded, where, and what it holds there."""
+        return self._known.summary
 
     @property
     def is_running(self) -> bool:
@@ -630,6 +642,7 @@ class Engine:
                     self._trace_path(),
                     self._policy.state(),
                     self._measures,
+                    self._weights,
                 )
             )
             self._facts = await link.ready
@@ -723,6 +736,9 @@ class Engine:
                 self._end(stream, _stream_error(message))
             case Stats(values):
                 self.stats = values
+            case Loading(what, share):
+                if self.on_loading is not None:
+                    self.on_loading(what, share)
             case Measuring(share):
                 if self.on_measuring is not None:
                     self.on_measuring(share)

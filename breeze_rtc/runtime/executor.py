@@ -42,6 +42,8 @@ from breeze_rtc.runtime.frame_steps import (
 )
 from breeze_rtc.runtime.graphs import GraphTable, Recorder, StepGraph
 from breeze_rtc.runtime.kv_cache import KVRow, PagedKV, PageTable
+from breeze_rtc.runtime.lane import OnItsWay, lane_of
+from breeze_rtc.runtime.sounding import Sounding
 from breeze_rtc.runtime.step_sessions import StepSessions
 from breeze_rtc.scheduling.step import Row, RowResult, Stage, StageSpec, Step, StepResult
 
@@ -76,8 +78,8 @@ class _Stream:
         # Encoded text of each row, (tokens + spare, width) with zeros behind the `encoded[row]` tokens that are there.
         self.vectors = [like.new_zeros(LOOK_AHEAD + 61, like.shape[-1]) for _ in tables]
         self.encoded = [0] * len(tables)
-        # Frames that have a code 0; frames that have all codes; frames that are sound.
-        self.started = self.made = self.decoded = 0
+        # Frames that have a code 0; frames that have all codes; frames given to the codec; frames that are sound here.
+        self.started = self.made = self.decoded = self.sounded = 0
         # per_frame: token the next frame speaks, and frames spent on it so far.
         self.pointer = 0
         self.elapsed = 0
@@ -131,6 +133,14 @@ class Executor:
         """max_streams: state slots.  kv_pages: pages of `page_tokens` positions of the backbone."""
         self.model = model.to(device).eval()
         self.device = torch.device(device)
+        self._lane = lane_of(self.device)
+        self.meanwhile: Callable[[], bool] = lambda: False
+        """Called while a step waits for the device: see `Lane.read`."""
+        self.overlaps = self.device.type == "cuda"
+        """Sound is made beside the next steps: `issue` returns before it is there."""
+        if self.device.type == "cuda":
+            # The codec's products in TF32: see `codec`.  Those of the heads lose nothing, being of bfloat16 numbers.
+            torch.set_float32_matmul_precision("high")
         self.sample_rate = model.sample_rate
         self.frame_samples = model.frame_samples
         self.page_tokens = page_tokens
@@ -174,6 +184,13 @@ class Executor:
         self.graphs: GraphTable | None = None
         """None until `record_graphs`: every step runs eagerly."""
 
+    @property
+    def state_bytes(self) -> int:
+        """Memory that the state of all streams takes, in use or not."""
+        state = self.state
+        parts = (self._kv.pool, state.codes, state.hidden, state.ring, state.seen, state.codec.flat)
+        return sum(tensor.nbytes for tensor in parts)
+
     # ---- the life of a stream ----------------------------------------------------------------------------------------
 
     def open(
@@ -198,6 +215,8 @@ class Executor:
             raise BadSampling("cfg_scale", chosen.cfg_scale, "1: this model has no unguided form")
         rows = 1 if chosen.cfg_scale == 1 else 2
         with torch.inference_mode():
+            # Sound of the stream that had the slot before may be in work.
+            self._lane.join()
             self.state.codec.open(slot)
             self.state.codes[slot] = 0
             self.state.hidden[slot] = 0
@@ -239,7 +258,7 @@ class Executor:
         s = self._streams[stream]
         pcm = np.concatenate(s.pcm) if s.pcm else np.empty(0, np.float32)
         s.pcm.clear()
-        made = s.decoded * self.frame_samples
+        made = s.sounded * self.frame_samples
         ready = tuple(mark for mark in s.marks if mark.samples <= made)
         del s.marks[: len(ready)]
         return pcm, ready
@@ -255,23 +274,17 @@ class Executor:
 
         An exception that cannot be put down to one row is the error of every row of the step.
         """
+        if step.stage is Stage.CODEC:
+            return self.issue(step).result()
         began_ns = self._clock.now()
         stage: Callable[[Step, list[Row], dict[int, RowResult]], None] = {
             Stage.TEXT: self._text,
             Stage.PREFILL: self._prefill,
             Stage.BACKBONE: self._backbone,
             Stage.DEPTH: self._depth,
-            Stage.CODEC: self._codec,
         }[step.stage]
         results: dict[int, RowResult] = {}
-        rows = []
-        for row in step.rows:
-            s = self._streams.get(row.stream)
-            if s is None or s.slot != row.slot:
-                results[row.stream] = RowResult(row.stream, error="the stream is not open in this slot")
-                continue
-            self._extend(s, row.new_pages)
-            rows.append(row)
+        rows = self._known(step, results)
         try:
             with torch.inference_mode():
                 if rows:
@@ -282,6 +295,45 @@ class Executor:
         return StepResult(
             tuple(results.get(row.stream, RowResult(row.stream)) for row in step.rows), self._clock.now() - began_ns
         )
+
+    def issue(self, step: Step) -> Sounding:
+        """Begin a CODEC step.  Its frames count as decoded from now on, so that the stream can go on; their sound comes
+        with `Sounding.result`."""
+        assert step.stage is Stage.CODEC
+        began_ns = self._clock.now()
+        results: dict[int, RowResult] = {}
+        parts: list[tuple[list[Row], list[_Stream], OnItsWay]] = []
+        groups: dict[int, list[Row]] = {}
+        for row in self._known(step, results):
+            s = self._streams[row.stream]
+            if row.start != s.decoded or row.start + row.count > s.made:
+                detail = f"frames {row.start} to {row.start + row.count} asked, {s.decoded} to {s.made} there"
+                results[row.stream] = RowResult(row.stream, error=detail)
+            else:
+                groups.setdefault(row.count, []).append(row)
+        for count, members in groups.items():
+            streams = [self._streams[row.stream] for row in members]
+            try:
+                with torch.inference_mode():
+                    parts.append((members, streams, self._sound(streams, count)))
+            except Exception as error:
+                for row in members:
+                    results[row.stream] = RowResult(row.stream, error=f"{type(error).__name__}: {error}")
+            for s in streams:
+                s.decoded += count
+        return Sounding(step, parts, results, frame_samples=self.frame_samples, began_ns=began_ns, clock=self._clock)
+
+    def _known(self, step: Step, results: dict[int, RowResult]) -> list[Row]:
+        """The rows whose streams are open, with their new pages; the others have failed."""
+        rows = []
+        for row in step.rows:
+            s = self._streams.get(row.stream)
+            if s is None or s.slot != row.slot:
+                results[row.stream] = RowResult(row.stream, error="the stream is not open in this slot")
+                continue
+            self._extend(s, row.new_pages)
+            rows.append(row)
+        return rows
 
     def _extend(self, s: _Stream, pages: tuple[int, ...]) -> None:
         """Share new pages out: each backbone row has as many pages as the others."""
@@ -410,7 +462,7 @@ class Executor:
             rows += [None] * (bucket - len(streams))
         slots = torch.tensor([self._dummy if row is None else streams[n % bucket].slot for n, row in enumerate(rows)])
         (chosen,) = graph.run(ints, floats, slots, *self._kv.places(rows, len(rows), columns))
-        self._read_first(going, chosen.tolist(), results)
+        self._read_first(going, self._read(chosen), results)
         return True
 
     def _backbone_session(
@@ -457,7 +509,7 @@ class Executor:
         columns = [codes, is_good.long()]
         if model.pointer is not None:
             columns.append(model.pointer.advance_logits(self.state.hidden[batch.slots, 0]).argmax(-1))
-        self._read_first(going, torch.stack(columns, 1).tolist(), results)
+        self._read_first(going, self._read(torch.stack(columns, 1)), results)
 
     def _read_first(
         self, going: list[tuple[int, _Stream]], chosen: list[list[int]], results: dict[int, RowResult]
@@ -522,38 +574,16 @@ class Executor:
     def _made(self, rows: list[Row], largest: Tensor, results: dict[int, RowResult]) -> None:
         """Count the frames just completed; largest: (rows or more,), finite where all logits were."""
         streams = [self._streams[row.stream] for row in rows]
-        for row, s, good in zip(rows, streams, largest.isfinite().tolist(), strict=False):
+        for row, s, good in zip(rows, streams, self._read(largest.isfinite()), strict=False):
             if not good:
                 results[row.stream] = RowResult(row.stream, error="the depth decoder's logits are not finite")
-            elif s.made - s.decoded >= RING_FRAMES:
+            elif s.made - s.sounded >= RING_FRAMES:
                 results[row.stream] = RowResult(row.stream, error=f"more than {RING_FRAMES} frames wait for the codec")
             else:
                 s.made += 1
 
-    def _codec(self, step: Step, rows: list[Row], results: dict[int, RowResult]) -> None:
-        """Sound of `count` frames per row; rows of equal count are decoded together."""
-        groups: dict[int, list[Row]] = {}
-        for row in rows:
-            s = self._streams[row.stream]
-            if row.start != s.decoded or row.start + row.count > s.made:
-                detail = f"frames {row.start} to {row.start + row.count} asked, {s.decoded} to {s.made} there"
-                results[row.stream] = RowResult(row.stream, error=detail)
-            else:
-                groups.setdefault(row.count, []).append(row)
-        for count, members in groups.items():
-            streams = [self._streams[row.stream] for row in members]
-            sound = self._sound(streams, count)
-            pcm = sound.float().cpu().numpy()
-            for row, s, samples in zip(members, streams, pcm, strict=False):
-                if not np.isfinite(samples).all():
-                    results[row.stream] = RowResult(row.stream, error="the codec's samples are not finite")
-                    continue
-                s.decoded += count
-                s.pcm.append(samples)
-                results[row.stream] = RowResult(row.stream, samples=len(samples))
-
-    def _sound(self, streams: list[_Stream], frames: int) -> Tensor:
-        """The next `frames` frames of each stream, (streams or more, samples)."""
+    def _sound(self, streams: list[_Stream], frames: int) -> OnItsWay:
+        """The next `frames` frames of each stream, (streams or more, samples) float32."""
         bucket = len(streams) if self._sessions else max(len(streams), -(-self._least_rows // frames))
         graph = None
         if self.graphs is not None:
@@ -563,17 +593,26 @@ class Executor:
         pads = bucket - len(streams)
         slots = torch.tensor([s.slot for s in streams] + [self._dummy] * pads)
         starts = torch.tensor([s.decoded for s in streams] + [0] * pads)
-        if graph is not None:
-            return graph.run(slots, starts)[0]
-        return codec_frames(
-            self.model,
-            self.state,
-            slots.to(self.device),
-            starts.to(self.device),
-            frames,
-            live=len(streams),
-            features=self._sessions.features if self._sessions else None,
-        )
+
+        def work() -> Tensor:
+            if graph is not None:
+                return graph.run(slots, starts)[0].float()
+            return codec_frames(
+                self.model,
+                self.state,
+                slots.to(self.device),
+                starts.to(self.device),
+                frames,
+                live=len(streams),
+                features=self._sessions.features if self._sessions else None,
+            ).float()
+
+        return self._lane.run(work)
+
+    def _read(self, values: Tensor) -> list[Any]:
+        """Values of this step, on the host."""
+        found: list[Any] = self._lane.read(values, self.meanwhile).tolist()
+        return found
 
     def _rows(
         self, streams: list[_Stream], bucket: int, frames: list[int], *, depth: bool
@@ -595,10 +634,12 @@ class Executor:
         """
         assert self.feed == "prefix", "the graphs are of a model that reads nothing but its own past"
         table = GraphTable(recorder)
+        # The codec's graphs run beside the others, so they share no memory with them.
+        beside = type(recorder)()
         shapes = self._graph_shapes()
         with torch.inference_mode():
             for done, key in enumerate(shapes):
-                table.record(key, *self._recordable(*key))
+                table.record(key, *self._recordable(*key), recorder=beside if key[0] == "codec" else recorder)
                 told((done + 1) / len(shapes))
         table.misses = 0
         self.graphs = table

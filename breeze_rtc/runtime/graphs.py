@@ -32,23 +32,25 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Captures CUDA graphs (https://docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA Graphs").  Not verified without
-    a GPU: pools, streams, what capture refuses."""
+    """Captures CUDA graphs (https://docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA Graphs"), all in one pool: no
+    two of them may run at the same time.  Not verified without a GPU: pools, streams, what capture refuses."""
 
     def __init__(self) -> None:
         self._pool: Any = None
+        # A stream of its own: cuBLAS has a workspace for each stream, which is captured too, and which two graphs that
+        # run at the same time must not share.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(self, function: Function, buffers: tuple[Tensor, ...]) -> Callable[[], Outputs]:
-        # On another stream first: libraries allocate and choose kernels in the first calls, which capture forbids.
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        # Eagerly first: libraries allocate and choose kernels in the first calls, which capture forbids.
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             for _ in range(2):
                 function(*buffers)
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # Only this thread's calls may disturb the capture: others may use CUDA meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             outputs = function(*buffers)
         if self._pool is None:
             self._pool = graph.pool()
@@ -114,7 +116,9 @@ class StepGraph:
         """Replay on these inputs; the outputs hold until the next replay of any graph."""
         for buffer, tensor in zip(self._buffers, inputs, strict=True):
             assert buffer.shape == tensor.shape, f"a graph of {tuple(buffer.shape)} was given {tuple(tensor.shape)}"
-            buffer.copy_(tensor, non_blocking=True)
+            # From pageable memory the copy might wait for what the stream is at.
+            is_upload = buffer.is_cuda and not tensor.is_cuda
+            buffer.copy_(tensor.pin_memory() if is_upload else tensor, non_blocking=True)
         return self._replay()
 
 
@@ -131,10 +135,10 @@ class GraphTable:
     live_rows: int = 0
     """Rows replayed: those that were pads, and those that were streams."""
 
-    def record(self, key: Hashable, function: Function, *inputs: Tensor) -> None:
-        """Record one shape."""
+    def record(self, key: Hashable, function: Function, *inputs: Tensor, recorder: Recorder | None = None) -> None:
+        """Record one shape, by another recorder than the table's if one is given."""
         assert key not in self.graphs
-        self.graphs[key] = StepGraph(self.recorder, function, inputs)
+        self.graphs[key] = StepGraph(recorder or self.recorder, function, inputs)
 
     def get(self, key: Hashable, live: int, rows: int) -> StepGraph | None:
         """The graph of a shape, which `live` of `rows` rows will use; None where there is none."""

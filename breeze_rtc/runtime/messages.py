@@ -40,6 +40,17 @@ class Start:
     """The scheduler's rules, as `Policy.state()` has them; empty for the default."""
     measures: bool = True
     """Know how long this machine's steps take, or find out now: see `step_times`.  False: learn it while serving."""
+    weights: str = ""
+    """`int8`: the large layers in half the memory, see `models.quantised`; empty: as they are stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """The engine reads the weights, or captures graphs."""
+
+    what: str
+    share: float
+    """How much of that is done, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,8 @@ class Ready:
     licence_note: str = ""
     feed: str = "per_frame"
     """How the model takes text: see `scheduling.stream.Feed`."""
+    summary: str = ""
+    """What was loaded, where, and what it holds there, as a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +177,7 @@ class Stats:
 
 Message = (
     Start
+    | Loading
     | Measuring
     | Ready
     | StartFailed
@@ -277,5 +291,5 @@ def _plain(kind: type[Message]) -> Callable[[dict[str, Any], bytes], Message]:
 
 _FROM_PLAIN: dict[str, Callable[[dict[str, Any], bytes], Message]] = {
     kind.__name__: _plain(kind)
-    for kind in (Start, Measuring, StartFailed, Open, Text, EndText, Cancel, Taken, Finished, Failed, Stats)
+    for kind in (Start, Loading, Measuring, StartFailed, Open, Text, EndText, Cancel, Taken, Finished, Failed, Stats)
 } | {"Chunk": _chunk, "Ready": _ready, "Report": _report}

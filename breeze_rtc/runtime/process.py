@@ -19,13 +19,17 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from breeze_rtc.clock import MS, MonotonicClock
 from breeze_rtc.errors import BadRequest, BreezeError, PeerError
 from breeze_rtc.runtime.driver import Driver, Hangup, Line
-from breeze_rtc.runtime.messages import Measuring, Message, MessageReader, Ready, Start, StartFailed, encode
+from breeze_rtc.runtime.messages import Loading, Measuring, Message, MessageReader, Ready, Start, StartFailed, encode
 from breeze_rtc.scheduling.slots import pages_for
+
+if TYPE_CHECKING:
+    from breeze_rtc.models.speech_model import SpeechModel
+    from breeze_rtc.runtime.executor import Executor
 
 log = logging.getLogger(__name__)
 
@@ -148,13 +152,15 @@ def _first(line: SocketLine) -> Start:
 
 
 def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready]:
-    """Load the model and join the parts.  Raises CheckpointError, or BadRequest for a trace that cannot be written.
+    """Load the model and join the parts.  Raises CheckpointError, or BadRequest for a device that is not there and a
+    trace that cannot be written.
 
     What must be closed in the end goes into `resources`.
     """
     # Torch takes seconds to import; a peer that sends no Start never needs it.
     import torch
 
+    from breeze_rtc.models.quantised import check_kind
     from breeze_rtc.models.speech_model import SpeechModel
     from breeze_rtc.runtime.executor import Executor, kept_positions, merged
     from breeze_rtc.runtime.sentence_executor import Ensemble, sentence_voices
@@ -170,7 +176,15 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
         except OSError as error:
             raise BadRequest(f"the trace {start.trace} cannot be written: {error.strerror}") from error
     torch.set_num_threads(start.threads)
-    model = SpeechModel.load(start.model)
+    check_kind(start.weights)
+    if start.device.startswith("cuda") and not torch.cuda.is_available():
+        raise BadRequest(f"--device {start.device}: {no_cuda()}")
+    model = SpeechModel.load(
+        start.model,
+        device=start.device,
+        weights=start.weights,
+        told=lambda share: line.send(Loading("Reading the weights", share)),
+    )
     max_speech_s = MAX_SPEECH_FULL_ATTENTION_S if model.config.backbone.window is None else MAX_SPEECH_S
     max_frames = max_speech_s * model.sample_rate // model.frame_samples
     # A stream with guidance takes the pages of two; those that must wait for pages are told so by admission.
@@ -183,7 +197,7 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
         from breeze_rtc.runtime.graphs import CudaRecorder
 
         try:
-            executor.record_graphs(CudaRecorder())
+            executor.record_graphs(CudaRecorder(), lambda share: line.send(Loading("Capturing graphs", share)))
         except RuntimeError:
             log.exception("CUDA graphs cannot be captured here; every step runs eagerly, which is several times slower")
     beside = sentence_voices(model)
@@ -229,8 +243,40 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
         (*model.voices, *beside),
         model.licence_note,
         executor.feed,
+        summary(start.model, model, executor),
     )
     return driver, ready
+
+
+def no_cuda() -> str:
+    """Why there is no CUDA device, and what to do."""
+    import torch
+
+    if torch.version.cuda is None:
+        return (
+            f"this is torch {torch.__version__}, which is built without CUDA; install one that is, for example "
+            "pip install torch --index-url https://download.pytorch.org/whl/cu130"
+        )
+    needs = f"torch {torch.__version__} finds no CUDA device, and needs a driver for CUDA {torch.version.cuda}"
+    return f"{needs}; what does nvidia-smi say?"
+
+
+def summary(name: str, model: SpeechModel, executor: Executor) -> str:
+    """What was loaded, where, and the memory that it holds there."""
+    import torch
+
+    parameters = sum(tensor.numel() for tensor in model.state_dict().values() if tensor.dim() > 1)
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    state = executor.state_bytes
+    said = (
+        f"{name}: {parameters / 1e6:,.0f} M parameters, {weights / 1e9:.2f} GB of weights and {state / 1e9:.2f} GB of "
+        f"state on {executor.device}"
+    )
+    if executor.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(executor.device)
+        card = torch.cuda.get_device_name(executor.device)
+        said += f", {card}: {(total - free) / 1e9:.1f} of {total / 1e9:.1f} GB in use, graphs included"
+    return said
 
 
 def freeze_heap() -> None:

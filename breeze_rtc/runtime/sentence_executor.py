@@ -165,6 +165,9 @@ class SentenceExecutor:
 class Ensemble:
     """A model's executor and voices beside it: a stream runs where its voice is."""
 
+    overlaps = False
+    """See `Executor.overlaps`: a step that holds rows of both is done when it returns."""
+
     def __init__(self, first: Executor, others: Mapping[str, SentenceExecutor], *, clock: Clock | None = None) -> None:
         """others: by the name of the voice."""
         self.sample_rate = first.sample_rate

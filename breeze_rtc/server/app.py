@@ -80,7 +80,8 @@ _CONTENT_TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "
 class VoiceServer:
     """What all calls share, and the routes that use it.
 
-    engine: takes the place of one made from `model`, `device`, `threads` and `trace`; it is started and closed here.
+    engine: takes the place of one made from `model`, `device`, `threads`, `weights` and `trace`; it is started and
+    closed here.
     listens: whether the microphone is turned into text; without the `listen` extra it is not, and the page says how to
     get it.  recogniser: makes what does that (`agent.transcription` has some).  recordings: a folder for the calls, a
     stereo WAV file each.  allowed_origins: pages of other hosts that may call; the server's own always may.  phone:
@@ -94,6 +95,7 @@ class VoiceServer:
         model: str = "nano",
         device: str = "cpu",
         threads: int = 1,
+        weights: str = "",
         trace: Path | None = None,
         engine: Engine | None = None,
         listens: bool = True,
@@ -110,7 +112,7 @@ class VoiceServer:
         on_ready: Callable[[VoiceServer], None] = lambda server: None,
         clock: Clock | None = None,
     ) -> None:
-        self.engine = engine or Engine(model, device=device, threads=threads, trace=trace)
+        self.engine = engine or Engine(model, device=device, threads=threads, weights=weights, trace=trace)
         self.metrics = Metrics(self.engine)
         self.listen_fix = ""
         """What to do so that the server understands speech; empty when it does."""

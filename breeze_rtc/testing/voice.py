@@ -283,6 +283,7 @@ class _ToneExecutor:
 
     sample_rate = RATE
     frame_samples = FRAME_SAMPLES
+    overlaps = False
 
     def __init__(self, voice: ToneVoice, clock: _EngineClock) -> None:
         self.feed = "prefix" if voice.reads_whole_text else "per_frame"

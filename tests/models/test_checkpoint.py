@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from breeze_rtc.errors import CheckpointError
 from breeze_rtc.models import checkpoint, presets
-from breeze_rtc.models.checkpoint import Weights, seeded
+from breeze_rtc.models.checkpoint import seeded
 from breeze_rtc.models.speech_model import SpeechModel
+from breeze_rtc.models.weights import Weights
 
 
 def _folder(path: Path, **tensors: torch.Tensor) -> Path:

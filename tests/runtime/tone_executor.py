@@ -61,6 +61,7 @@ class ToneExecutor:
     sample_rate = 24_000
     frame_samples = 960
     feed = "per_frame"
+    overlaps = False
 
     def __init__(self, clock: VirtualClock | None = None, *, max_streams: int = 4) -> None:
         self._clock = clock or VirtualClock()
