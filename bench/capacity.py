@@ -6,7 +6,7 @@ after another.  Their number goes up until somebody hears a gap or one first pac
 in.
 
     python bench/capacity.py [--quick] [--seed N] [--seeds N] [--json FILE] [--plot FILE] [--trace FILE]
-                             [--texts FILE] [--h100-per-hour X] [--h200-per-hour X]
+                             [--texts FILE] [--h100-per-hour X] [--h200-per-hour X] [--costs FILE]
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from simulated import (
 )
 
 from breeze_rtc.clock import MS
-from breeze_rtc.scheduling.machines import H100_SPECS, MACHINES, SimulatedCosts
+from breeze_rtc.scheduling.machines import H100_SPECS, MACHINES, SimulatedCosts, read_costs
 from breeze_rtc.scheduling.metrics import Ending
 from breeze_rtc.scheduling.policy import Policy
 from breeze_rtc.scheduling.simulator import SimulatedListener
-from breeze_rtc.scheduling.step import Stage
+from breeze_rtc.scheduling.step import Stage, StageSpec
 
 CALLER = SimulatedListener(network_ns=20 * MS, jitter_ns=5 * MS, buffer_ns=60 * MS, report_every_ns=250 * MS)
 P95_MS = 200
@@ -56,7 +56,13 @@ FIRST = {"own_loop": 1, "compiled_depth": 1, "graphs": 80, "fused": 240}
 
 
 def measure(
-    callers: int, costs: SimulatedCosts, policy: Policy, chars: Sequence[int], seeds: Sequence[int]
+    callers: int,
+    costs: SimulatedCosts,
+    policy: Policy,
+    chars: Sequence[int],
+    seeds: Sequence[int],
+    *,
+    specs: Mapping[Stage, StageSpec] = SPECS,
 ) -> dict[str, Any]:
     """So many callers at once; figures of each seed without the first round."""
     figures: dict[str, Any] = {"gaps": [], "first_p95_ms": [], "refused": [], "audio_s_per_s": [], "busy": []}
@@ -65,7 +71,7 @@ def measure(
         count = max(100, 3 * callers)
         calls = [replace(call, listener=CALLER) for call in replies(count + callers, source, chars)]
         result = run(
-            calls, source, costs=costs, policy=policy, streams=callers, slots=2 * callers, specs=SPECS, until_heard=True
+            calls, source, costs=costs, policy=policy, streams=callers, slots=2 * callers, specs=specs, until_heard=True
         )
         got, outcomes = deliveries(result)[callers:], result.outcomes[callers:]
         heard = [delivery for delivery in got if delivery.ending is not Ending.REFUSED]
@@ -126,6 +132,7 @@ def main() -> None:
     options_of.add_argument("--seeds", type=int, default=2, help="how many")
     options_of.add_argument("--h100-per-hour", type=float, default=2.5, help="what an H100 costs; an assumption")
     options_of.add_argument("--h200-per-hour", type=float, default=3.5, help="what an H200 costs; an assumption")
+    options_of.add_argument("--costs", type=Path, metavar="FILE", help="step times that gpu.py measured, and no others")
     options = options_of.parse_args()
     chars = lengths(options.texts)
     seeds = range(options.seed, options.seed + (1 if options.quick else options.seeds))
@@ -143,19 +150,26 @@ def main() -> None:
         ]
     )
 
+    machines, specs = MACHINES, SPECS
+    if options.costs:
+        measured, specs, made_on = read_costs(options.costs)
+        machines, ways = {"measured": {"here": measured}}, [("measured", "here")]
+        prices["measured"] = options.h100_per_hour
+        print(f"Step times of {made_on}, as a formula fitted to what was measured there")
     print(f"SIMULATED.  {len(seeds)} seeds; texts: {options.texts.name if chars else 'fitted lengths'}")
     curves: dict[str, dict[int, Any]] = {}
     knees: dict[str, int] = {}
     admitted: dict[str, Any] = {}
     for machine, way in ways:
-        name, costs = f"{machine} {way}", MACHINES[machine][way]
+        name, costs = f"{machine} {way}", machines[machine][way]
         print(f"\n{name}, step times in ms: {table_text(costs)}")
         open_door = Policy(admits_by_load=False)
         curve = curves[name] = {}
-        callers, step = FIRST[way], 1 if FIRST[way] == 1 else 3 * STEP if options.quick or way == "fused" else STEP
+        first = FIRST.get(way, 1)
+        callers, step = first, 1 if first == 1 else 3 * STEP if options.quick or way == "fused" else STEP
         knees[name] = 0
         while True:
-            figures = curve[callers] = measure(callers, costs, open_door, chars, seeds)
+            figures = curve[callers] = measure(callers, costs, open_door, chars, seeds, specs=specs)
             replies_heard = max(100, 3 * callers)
             print(
                 f"  {callers:4} listeners: first packet p95 {mean(figures['first_p95_ms']):6.1f} ms,"
@@ -169,7 +183,7 @@ def main() -> None:
             callers += step
         if knees[name]:
             asked = knees[name] * 3 // 2
-            figures = admitted[name] = measure(asked, costs, Policy(), chars, seeds[:1])
+            figures = admitted[name] = measure(asked, costs, Policy(), chars, seeds[:1], specs=specs)
             cents = cents_per_hour_of_speech(prices[machine], knees[name])
             print(
                 f"  holds {knees[name]}; of {asked} at once admission served {mean(figures['audio_s_per_s']):.0f},"

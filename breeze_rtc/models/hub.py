@@ -14,7 +14,7 @@ from breeze_rtc.errors import CheckpointError
 from breeze_rtc.models.weights import read_json
 
 PATTERNS = ["*.json", "*.safetensors"]
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def is_repository(name: str) -> bool:
@@ -69,11 +69,13 @@ def download(repository: str, kinds: Collection[str]) -> Path:
             "'hf auth login'"
         ) from error
     except RepositoryNotFoundError as error:
-        raise CheckpointError(f"there is no model {repository} at huggingface.co, or it is private") from error
+        raise CheckpointError(
+            f"no folder {repository} is here, and no model of that name at huggingface.co, or it is private"
+        ) from error
     except LocalEntryNotFoundError as error:
         raise CheckpointError(
-            f"{repository} is not in the Hugging Face cache, and huggingface.co cannot be reached: on a machine that "
-            f"can, run 'hf download {repository} --local-dir FOLDER', copy the folder here and give it as --model"
+            f"no folder {repository} is here nor in the Hugging Face cache, and huggingface.co cannot be reached: run "
+            f"'hf download {repository} --local-dir FOLDER' where it can, copy the folder and give it as --model"
         ) from error
     except OSError as error:
         raise CheckpointError(f"{repository} cannot be downloaded: {error}") from error

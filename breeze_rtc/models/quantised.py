@@ -19,6 +19,7 @@ from breeze_rtc.errors import BadRequest
 KINDS = ("", "int8")
 SCALE = ".scale"
 """What the scale's name in a state adds to its layer's."""
+ROWS_AT_ONCE = 256
 _PARTS = ("backbone.layers.", "depth.layers.")
 
 
@@ -49,11 +50,15 @@ class Int8Linear(nn.Module):
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     """(outputs, inputs) -> the nearest int8 values and the scale of each output, in the weight's type."""
-    wide = weight.float()
-    scale = wide.abs().amax(1).clamp(min=1e-8) / 127
-    # By the scale as it will be multiplied with, not by the one before rounding.
-    scale = scale.to(weight.dtype)
-    q = (wide / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
+    q = torch.empty_like(weight, dtype=torch.int8)
+    scale = weight.new_empty(weight.shape[0])
+    # Piece by piece: a whole matrix in float32 would be more than what is saved.
+    for start in range(0, len(weight), ROWS_AT_ONCE):
+        here = slice(start, start + ROWS_AT_ONCE)
+        wide = weight[here].float()
+        scale[here] = wide.abs().amax(1).clamp(min=1e-8) / 127
+        # By the scale as it will be multiplied with, not by the one before rounding.
+        q[here] = (wide / scale[here].float()[:, None]).round().clamp(-127, 127)
     return q, scale
 
 

@@ -138,9 +138,6 @@ class Executor:
         """Called while a step waits for the device: see `Lane.read`."""
         self.overlaps = self.device.type == "cuda"
         """Sound is made beside the next steps: `issue` returns before it is there."""
-        if self.device.type == "cuda":
-            # The codec's products in TF32: see `codec`.  Those of the heads lose nothing, being of bfloat16 numbers.
-            torch.set_float32_matmul_precision("high")
         self.sample_rate = model.sample_rate
         self.frame_samples = model.frame_samples
         self.page_tokens = page_tokens

@@ -1,4 +1,5 @@
-"""SIMULATED machines: how long a step takes, as a formula.  Not one number in here was measured on our code.
+"""SIMULATED machines: how long a step takes, as a formula.  Not one number in here was measured on our code; what
+`bench/gpu.py` measures on a machine is written to a file with `write_costs`, and read with `read_costs`.
 
 The times are for a model of 3B parameters (28 backbone layers, 12 depth layers and 15 depth steps a frame, 16 codes
 of 80 ms), scaled from what others published for models of the same structure on one H100; T = host + launches or
@@ -13,8 +14,10 @@ bandwidth + so much per row.  Five ways to run the same model:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from ..clock import US
 from .costs import CostTable, size_of
@@ -116,3 +119,79 @@ def warmed_up(costs: SimulatedCosts, specs: Mapping[Stage, StageSpec], ladder: I
             for size in sizes:
                 measured[stage, bucket, size] = cost_ns(costs, stage, bucket, size)
     return CostTable(measured)
+
+
+# ---- a machine that was measured -------------------------------------------------------------------------------------
+
+
+def fitted(costs: CostTable) -> SimulatedCosts:
+    """The formula closest to the measured times of each stage: least squares of the relative error, no term below zero.
+
+    Raises KeyError for a stage of which nothing was measured.
+    """
+    kinds: dict[Stage, list[tuple[float, ...]]] = {}
+    for stage, bucket, size, times in costs.state()["kinds"]:
+        units = size if stage <= Stage.PREFILL else bucket * size
+        ns = sorted(times)[(len(times) - 1) // 2]
+        # BACKBONE and DEPTH have one unit a row, so that rows say all.
+        terms = (1.0, bucket, 0.0) if stage in {Stage.BACKBONE, Stage.DEPTH} else (1.0, bucket, units)
+        kinds.setdefault(Stage(stage), []).append((*terms, ns))
+    out = {}
+    for stage in Stage:
+        base, row, unit = _least_squares([[term / kind[3] for term in kind[:3]] for kind in kinds[stage]])
+        out[stage] = LinearCost(round(base), round(row), round(unit))
+    return out
+
+
+def _least_squares(rows: Sequence[Sequence[float]]) -> list[float]:
+    """x >= 0 that brings each row's product with x closest to 1; a term that would go below zero is left out."""
+    terms = [k for k in range(3) if any(row[k] for row in rows)]
+    while True:
+        normal = [[sum(row[i] * row[j] for row in rows) for j in terms] for i in terms]
+        right = [sum(row[i] for row in rows) for i in terms]
+        found = _solved(normal, right)
+        worst = min(range(len(terms)), key=lambda k: found[k] * max(row[terms[k]] for row in rows))
+        if found[worst] >= 0 or len(terms) == 1:
+            x = [0.0, 0.0, 0.0]
+            for k, value in zip(terms, found, strict=True):
+                x[k] = max(0.0, value)
+            return x
+        del terms[worst]
+
+
+def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gaussian elimination; a term that the rows do not tell from the others is 0."""
+    size = len(right)
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    for k in range(size):
+        pivot = max(range(k, size), key=lambda i: abs(rows[i][k]))
+        rows[k], rows[pivot] = rows[pivot], rows[k]
+        if abs(rows[k][k]) <= 1e-12 * max(abs(value) for row in matrix for value in row):
+            rows[k] = [float(i == k) for i in range(size)] + [0.0]
+        for i in range(size):
+            if i != k:
+                factor = rows[i][k] / rows[k][k]
+                rows[i] = [a - factor * b for a, b in zip(rows[i], rows[k], strict=True)]
+    return [rows[k][size] / rows[k][k] for k in range(size)]
+
+
+def write_costs(path: Path, costs: CostTable, specs: Mapping[Stage, StageSpec], made_on: str) -> None:
+    """Keep measured step times, and the formula fitted to them, for the simulator."""
+    document = {
+        "made_on": made_on,
+        "specs": {stage.name: asdict(spec) for stage, spec in specs.items()},
+        "formula_ns": {stage.name: asdict(cost) for stage, cost in fitted(costs).items()},
+        "table": costs.state(),
+    }
+    path.write_text(json.dumps(document) + "\n")
+
+
+def read_costs(path: Path) -> tuple[SimulatedCosts, dict[Stage, StageSpec], str]:
+    """The formula, the stages' limits, and what machine they are of.  Raises OSError, ValueError, KeyError."""
+    document = json.loads(path.read_text())
+    specs = {
+        Stage[name]: StageSpec(spec["max_rows"], tuple(spec["buckets"]), spec["max_tokens"])
+        for name, spec in document["specs"].items()
+    }
+    costs = {Stage[name]: LinearCost(**cost) for name, cost in document["formula_ns"].items()}
+    return costs, specs, str(document["made_on"])

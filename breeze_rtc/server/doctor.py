@@ -87,7 +87,8 @@ def _voice(model: str) -> Finding:
     from breeze_rtc.models.speech_model import SpeechModel
 
     try:
-        loaded = SpeechModel.load(model)
+        # Large weights are looked up and not read.
+        loaded = SpeechModel.load(model, device="meta")
     except BreezeError as error:
         return Finding("voice", False, model, str(error))
     count = sum(parameter.numel() for parameter in loaded.parameters())

@@ -226,7 +226,7 @@ async def test_a_model_that_fails_in_the_middle_fails_one_stream(monkeypatch: py
     load = SpeechModel.load
     calls = 0
 
-    def poisoned(name: str) -> SpeechModel:
+    def poisoned(name: str, **_options: object) -> SpeechModel:
         model = load(name)
         part = getattr(model, stage)
         whole = part.generate if stage == "depth" else part.forward
@@ -255,7 +255,7 @@ async def test_a_stream_of_poisoned_numbers_fails_alone(monkeypatch: pytest.Monk
     load = SpeechModel.load
     poison = torch.zeros(1, dtype=torch.bool)
 
-    def poisoned(name: str) -> SpeechModel:
+    def poisoned(name: str, **_options: object) -> SpeechModel:
         model = load(name)
         encode_text = model.text.forward
 

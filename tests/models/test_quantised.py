@@ -1,0 +1,93 @@
+"""The large layers in int8: what they compute, what they weigh, what they change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from breeze_rtc.models.quantised import Int8Linear, is_large, narrow, narrowed, quantise
+from breeze_rtc.models.speech_model import SpeechModel
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def weight(outputs: int, inputs: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(outputs)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_is_off_by_half_a_step_of_its_channel(dtype: torch.dtype) -> None:
+    """The largest of each channel is one of the ends."""
+    w = weight(24, 64, dtype)
+    w[3] = 0
+    q, scale = quantise(w)
+    error = (q.float() * scale.float()[:, None] - w.float()).abs()
+    slack = 1e-6 if dtype == torch.float32 else 0.5
+    assert (error <= scale.float()[:, None] * (0.5 + slack)).all()
+    assert q.abs().amax(1).tolist()[0] in {126, 127}
+    assert not q[3].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(7, 64), (3, 2, 64)])
+def test_a_layer_multiplies_with_what_it_keeps(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    layer = Int8Linear(*quantise(weight(48, 64, dtype)))
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    expected = F.linear(x.double(), layer.weight.double() * layer.scale.double()[:, None])
+    torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5 if dtype == torch.float32 else 2e-2, atol=2e-2)
+    assert layer(x).dtype == dtype
+
+
+def test_a_row_is_the_same_alone_and_among_others() -> None:
+    """So a stream says the same alone and in a batch, as with the layers as they are stored."""
+    layer = Int8Linear(*quantise(weight(96, 64)))
+    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(2))
+    together = layer(x)
+    for rows in (1, 2, 5):
+        assert torch.equal(layer(x[:rows]), together[:rows])
+
+
+def test_what_is_kept_small_is_most_of_the_model_and_nothing_delicate() -> None:
+    """All products of backbone and depth; no norm, table, head, text encoder or codec."""
+    wide = SpeechModel.load("mid")
+    before = {name: tensor.nbytes for name, tensor in wide.state_dict().items()}
+    large = {name for name in before if is_large(name)}
+    assert all(name.startswith(("backbone.layers", "depth.layers")) for name in large)
+    linears = [
+        name
+        for name, part in wide.named_modules()
+        if isinstance(part, nn.Linear) and name.startswith(("backbone.layers", "depth.layers"))
+    ]
+    assert {f"{name}.weight" for name in linears} == large
+    narrow(wide)
+    after = wide.state_dict()
+    assert sum(t.nbytes for n, t in after.items() if n in large) == sum(before[n] for n in large) / 4
+    assert {n: t.nbytes for n, t in after.items() if n in before and n not in large} == {
+        n: size for n, size in before.items() if n not in large
+    }
+
+
+def test_the_state_of_a_narrow_model_is_made_of_the_wide_ones() -> None:
+    """Tensor by tensor, as a checkpoint is read."""
+    wide = SpeechModel.load("tiny")
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in wide.state_dict().items():
+        state |= narrowed(name, tensor)
+    small = SpeechModel.load("tiny", weights="int8")
+    expected = small.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], expected[name]) for name in state)
+    with torch.device("meta"):
+        shapes = SpeechModel(wide.config, frontend=wide.frontend)
+        narrow(shapes)
+    shapes.load_state_dict(state, assign=True)
