@@ -43,6 +43,14 @@ class PlaybackReport:
     """False while nothing reaches the ear: muted, paused, asleep.  Such a stream is held, not fed."""
     is_measured: bool = True
     """False when the position is an estimate rather than the listener's own word."""
+    error_ns: int | None = None
+    """How far the position may be off, either way; None where nobody knows."""
+    gaps: int = 0
+    """Times that silence stood inside of the stream because its sound came too late."""
+    gap_ns: int = 0
+    """How long that was, together."""
+    concealed_ns: int = 0
+    """Sound that the listener's player has made up since the call began, for what was lost on the way or late."""
 
 
 class AudioSink(Protocol):

@@ -41,6 +41,10 @@ class Voice(Protocol):
 
     @property
     def sample_rate(self) -> int: ...
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether it says "$12.50" as a person would; otherwise it gets words."""
+
     def speak(self, *, voice: str | None = None) -> Reply: ...
 
 

@@ -16,9 +16,11 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..errors import BreezeError, LineCannot
+from . import numbers
 from .call import Call, Ears, Telephone, Voice
 from .echo import EchoGuard
 from .endpointing import EndOfTurn, sounds_finished
@@ -129,7 +131,7 @@ class AgentSession:
             call,
             voice,
             voice_name=callbacks.voice,
-            text_filter=callbacks.text_filter,
+            text_filter=_reading(callbacks.text_filter, voice),
             max_unheard_s=max_unheard_s,
             stall_timeout_s=callbacks.recovery.stall_timeout_s,
             spawn=self._spawn,
@@ -633,6 +635,13 @@ class _EarlyAnswer:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _reading(text_filter: Callable[[], TextFilter] | None, voice: Voice) -> Callable[[], TextFilter] | None:
+    """The filter; with numbers read out where it is the usual one and the voice does not read them itself."""
+    if text_filter is SpokenText and not voice.reads_numbers and numbers.is_installed():
+        return partial(SpokenText, read=numbers.read)
+    return text_filter
 
 
 async def _first(*events: asyncio.Event) -> None:

@@ -6,8 +6,8 @@ known in what was written, so that a cut falls on the written text, byte for byt
     spoken = filter.push("See **the** [guide](https://example.org/a/b).")   # "See the guide."
     filter.written_chars(7)                                                 # 9: "See **the"
 
-Numbers, dates and amounts are left to the voice, which reads them in its own language (the nano voice does); `read`
-takes a function for a voice that does not.
+Numbers, dates and amounts are left to the voice, which reads them in its own language (the nano voice does); for one
+that does not, `read` takes a function, such as `numbers.read`.
 
 Parsers of Markdown want the whole document, and a token's last character may be the first of the next one's markup: so
 this is a small machine of its own, which holds back a word that is not over and nothing else.
@@ -33,6 +33,9 @@ _EMOJI = re.compile(
     "(?:\u200d(?=[\U0001f000-\U0001faff\u2600-\u27bf]))?"
 )
 _DIGIT = re.compile(r"\d")
+_KANA = re.compile("[\u3041-\u30ff]")
+_HAN = re.compile("[\u3400-\u9fff\uf900-\ufaff]")
+_LETTER = re.compile(r"[^\W\d_]")
 _WIDE = "\u1100-\u11ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uff60"
 _PIECE = re.compile(rf"\[[^\[\]\n]*\]\([^)\n]*\)[^\s{_WIDE}]*|[{_WIDE}]+|[^\s{_WIDE}]+|[^\S\n]+|\n")
 _STOPS = ".!?:;,\u2026\u3002\uff01\uff1f\uff1a\uff1b\uff0c\u3001"
@@ -56,11 +59,16 @@ class TextFilter(Protocol):
 class SpokenText:
     """Reads Markdown, emoji and links the way a person reads them out; see the module.
 
-    read: what a word that holds digits is said as, punctuation included: for a voice that cannot read numbers.
+    read(word, language): what a word that holds digits is said as, punctuation included, among words of "en", "zh" or
+    "ja": for a voice that cannot read numbers.
     """
 
-    def __init__(self, *, read: Callable[[str], str] | None = None) -> None:
+    def __init__(self, *, read: Callable[[str, str], str] | None = None) -> None:
         self._read = read
+        # By the letters that came last; of a text that begins with a number, by those behind it.
+        self._language = ""
+        # What is written right behind the piece: in Chinese a number is read by its unit.
+        self._unit = ""
         self._held = ""
         # Places that belong together: after so many characters of the one, so many of the other.
         self._spoken = [0]
@@ -102,7 +110,11 @@ class SpokenText:
 
     def _say(self, text: str) -> str:
         said = ""
-        for piece in _PIECE.findall(text):
+        pieces = _PIECE.findall(text)
+        for at, piece in enumerate(pieces):
+            if self._read is not None:
+                self._language = _language_of(piece) or self._language or _language_of("".join(pieces[at : at + 2]))
+            self._unit = pieces[at + 1][0] if at + 1 < len(pieces) else ""
             spoken = self._piece(piece)
             self._note(piece, spoken)
             said += spoken
@@ -175,8 +187,23 @@ class SpokenText:
         for link in links:
             word = word.replace("\0", link, 1)
         if self._read is not None and not links and _DIGIT.search(word):
-            word = self._read(word)
+            word = self._number(word)
         return word
+
+    def _number(self, word: str) -> str:
+        assert self._read is not None
+        unit = self._unit if self._unit and _HAN.match(self._unit) else ""
+        said = self._read(word + unit, self._language or "en")
+        return said.removesuffix(unit) if said.endswith(unit) else self._read(word, self._language or "en")
+
+
+def _language_of(text: str) -> str:
+    """By its letters: kana are Japanese, other wide letters Chinese; "" where there is none."""
+    if _KANA.search(text):
+        return "ja"
+    if _HAN.search(text):
+        return "zh"
+    return "en" if _LETTER.search(text) else ""
 
 
 def _is_end(char: str) -> bool:

@@ -533,6 +533,14 @@ class Engine:
         return self._known.frame_samples
 
     @property
+    def reads_numbers(self) -> bool:
+        """Whether the model's own front end turns numbers, dates and amounts into words.
+
+        A model whose prompt is the text as it is has none.
+        """
+        return self._known.feed != Feed.PREFIX.value
+
+    @property
     def voices(self) -> tuple[str, ...]:
         """Names for `speak`, the default first."""
         return self._known.voices

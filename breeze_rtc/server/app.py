@@ -35,6 +35,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from breeze_rtc.agent import numbers
 from breeze_rtc.agent.listen import Listener, Recogniser
 from breeze_rtc.agent.session import Callbacks
 from breeze_rtc.agent.vad import VoiceActivity
@@ -160,6 +161,8 @@ class VoiceServer:
         async with self.engine:
             self._activity = VoiceActivity()
             self._open_ears()
+            if not self.engine.reads_numbers and numbers.is_installed():
+                await asyncio.to_thread(numbers.warm)
             asterisk = await self._open_audio_socket()
             self.sip = await self._open_sip()
             switch_interval_s = sys.getswitchinterval()
@@ -363,7 +366,7 @@ class VoiceServer:
         assert self._phone is not None, "a telephone call comes in by its door"
         return Desk(
             *(self.engine, self._callbacks, self.metrics, self._activity, self._listener, self._clock),
-            *(self._phone, self._dialled),
+            *(self._phone, self._dialled, self._next_recording),
         )
 
     async def dial(self, carrier: str, to: str, *, caller: str) -> str:

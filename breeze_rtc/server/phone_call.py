@@ -13,14 +13,16 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from breeze_rtc.agent.call import Telephone
 from breeze_rtc.agent.session import AgentSession, Callbacks, Ears
 from breeze_rtc.agent.vad import Samples, VoiceActivity
-from breeze_rtc.clock import SECOND, Clock
+from breeze_rtc.clock import MS, SECOND, Clock
 from breeze_rtc.errors import BadRequest, LineCannot, PeerError
 from breeze_rtc.media import dtmf
 from breeze_rtc.media.opus import SpeechEncoder
@@ -30,10 +32,12 @@ from breeze_rtc.server.call import MeteredSink
 from breeze_rtc.server.metrics import Metrics
 from breeze_rtc.server.phone import Phone
 from breeze_rtc.transport.audio_socket import HANG_UP, AudioSocketLine, message
-from breeze_rtc.transport.caller import CallerVoice
+from breeze_rtc.transport.caller import BLOCK, RATE, CallerVoice
 from breeze_rtc.transport.carrier import CARRIERS, Out
 from breeze_rtc.transport.pacer import Pacer
 from breeze_rtc.transport.phone import PhoneLine
+from breeze_rtc.transport.recording import CallRecording
+from breeze_rtc.transport.uplink import Block
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +53,11 @@ MAX_METADATA = 32
 MAX_MESSAGES_PER_S = 400
 MAX_REFUSED = 50
 MAX_FLUSH_S = 0.5
+BURST_NS = 100 * MS
+"""A line that stalled was taken for silent; when what it held back comes at once, the caller's voice is so far ahead of
+the clock, or farther.  In a recording the next silence is as much shorter."""
+QUIET = 0.01
+"""-40 dB: nothing is lost when such sound is left out."""
 LAST_WORD_S = 0.2
 """Before hanging up, beyond the moment at which all was heard by our reckoning: a telephone throws away what it still
 holds, and a softphone held 60 ms more than was reckoned with."""
@@ -71,6 +80,8 @@ class Desk:
     phone: Phone
     dialled: Mapping[str, asyncio.Future[CarrierCall]]
     """Calls that this server has placed and that have not begun, by the token that comes back with them."""
+    next_recording: Callable[[], Path | None] = lambda: None
+    """Where to write the next call down; None: nowhere."""
 
 
 class Line(Protocol):
@@ -114,6 +125,9 @@ class Conversation:
         self._key_streams = count(-1_000_000, -1)
         # When the agent got its turn, until its answer has left.
         self._turn_at: int | None = None
+        path = desk.next_recording()
+        self.recording = CallRecording(path) if path is not None else None
+        """Both sides of the call; None where it is not written down."""
 
     # -- the session's Call
 
@@ -144,7 +158,22 @@ class Conversation:
             self._metrics.heard.inc(heard_samples / self._sample_rate)
 
     def microphone(self) -> AsyncIterator[Samples]:
-        return self._line.caller.blocks()
+        return self._line.caller.blocks() if self.recording is None else self._recorded(self.recording)
+
+    async def _recorded(self, recording: CallRecording) -> AsyncIterator[Samples]:
+        """The caller's voice, written down where it was heard."""
+        began_ns = self._clock.now()
+        at = 0
+        dropped = 0
+        async for block in self._line.caller.blocks():
+            # What nobody read in time has its place all the same.
+            at += (self._line.caller.dropped_blocks - dropped) * BLOCK
+            dropped = self._line.caller.dropped_blocks
+            ahead_ns = (at + BLOCK) * SECOND // RATE - (self._clock.now() - began_ns)
+            if ahead_ns < BURST_NS or float(np.abs(block).max()) > QUIET:
+                recording.caller(Block(at, block), began_ns)
+                at += BLOCK
+            yield block
 
     # -- its life
 
@@ -163,6 +192,8 @@ class Conversation:
         finally:
             self.end(self.reason)
             self._metrics.calls.dec()
+            if self.recording is not None:
+                self.recording.close()
         self._metrics.calls_ended.labels(self.reason.split(":")[0]).inc()
 
     async def converse(self, metadata: Mapping[str, str]) -> None:
@@ -221,6 +252,8 @@ class CarrierCall:
         )
         self._call = Conversation(desk, self._line, self._line, self)
         self._line.on_digit = self._call.press
+        if self._call.recording is not None:
+            self._line.on_sending = self._call.recording.sending
         self._last_word_at = desk.clock.now()
         self._refused = 0
         self._gaps = 0
@@ -361,6 +394,8 @@ class AudioSocketCall:
         )
         self._call = Conversation(desk, self._line, self._line.sink, self)
         self._line.on_digit = self._call.press
+        if self._call.recording is not None:
+            self._line.on_slot = self._call.recording.agent
 
     async def hold(self) -> str:
         """Hold the call until it ends; returns why, in a few words.  Everything it used is free then."""

@@ -97,6 +97,8 @@ class AudioSocketLine:
         self.caller = CallerVoice(clock)
         self.on_digit: Callable[[str], None] = lambda digit: None
         """Called with each key that is pressed."""
+        self.on_slot: Callable[[Slot, int], None] = lambda slot, clock_ns: None
+        """Called with each slot that has left, and when slot 0 did."""
         self.unknown = 0
         self._transport = transport
         self._clock = clock
@@ -129,6 +131,7 @@ class AudioSocketLine:
     def position(self, stream: int) -> PlaybackReport:
         """Where the caller is in `stream`: by the clock, for no message tells it."""
         now = self._clock.now()
+        gaps, gap_ns = self.sink.gaps_in(stream)
         return PlaybackReport(
             stream=stream,
             heard_samples=self.sink.heard_samples(stream, self._ear_ticks()),
@@ -137,6 +140,8 @@ class AudioSocketLine:
             dry_at_ns=self.sink.dry_at(stream, now),
             is_playing=not self.sink.is_paused,
             is_measured=False,
+            gaps=gaps,
+            gap_ns=gap_ns,
         )
 
     def pause(self) -> None:
@@ -167,6 +172,8 @@ class AudioSocketLine:
                 self.close()
                 return
             self._send(slot)
+            assert self.sink.clock is not None
+            self.on_slot(slot, self.sink.clock.start_ns)
             if slot.index % TELL_SLOTS == 0:
                 self._tell()
                 self.sink.forget(self._ear_ticks())

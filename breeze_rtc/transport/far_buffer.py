@@ -51,6 +51,8 @@ class Sound:
 
     stream: int
     packets: tuple[SpeechPacket, ...]
+    begins_ns: int = field(default=0, compare=False)
+    """When the first of it would be played if it were there at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,9 @@ class Mark:
 @dataclass(frozen=True, slots=True)
 class Clear:
     """Tell the carrier to forget what it has not played."""
+
+    from_ns: int = field(default=0, compare=False)
+    """From here on, on the line of `Sound.begins_ns`, nothing of what was sent is played."""
 
 
 Sending = Sound | Mark | Clear
@@ -77,6 +82,9 @@ class _Stream:
     sent_samples: int = 0
     heard_samples: int = 0
     first_sent_ns: int | None = None
+    # Times that the carrier ran dry in the middle of it, and for how long.
+    gaps: int = 0
+    gap_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -136,6 +144,8 @@ class FarBuffer:
         self._must_clear = False
         self.is_paused = False
         """True from `pause` to `resume`: nothing is sent."""
+        # The carrier runs dry because of a pause, which is no gap.
+        self._was_paused = False
         self.has_room = True
         """False while the carrier says that its buffer is full."""
         # Times that the carrier ran dry in the middle of a stream.
@@ -190,7 +200,7 @@ class FarBuffer:
         `due` says a `Clear` next; what the carrier will not have played when it arrives is sent again later.
         """
         self._must_clear = self._must_clear or not self.is_paused
-        self.is_paused = True
+        self.is_paused = self._was_paused = True
 
     def resume(self) -> None:
         """Speak on from the packet that holds the first sample that was not heard."""
@@ -205,15 +215,13 @@ class FarBuffer:
             self._must_clear = False
             # Its buffer will be empty.  Not every Asterisk says so: a flush there leaves the count that XON waits for.
             self.has_room = True
-            self._settle(now)
-            out.append(Clear())
+            out.append(Clear(self._settle(now)))
         while self._may_send(now) and (head := self._head()) is not None:
             stream, entry = head
             room_ns = self._lead_ns - self._lead_at(now)
             most = max(1, min(MARK_PACKETS - self._unmarked, room_ns // PACKET_NS, len(entry.packets)))
             packets = tuple(entry.packets.popleft() for _ in range(most))
-            out.append(Sound(stream, packets))
-            self._record(stream, entry, packets, now)
+            out.append(Sound(stream, packets, self._record(stream, entry, packets, now)))
             is_pause = not entry.packets and (entry.is_ended or self._head() is None)
             if self._unmarked >= MARK_PACKETS or is_pause:
                 out.append(self._mark())
@@ -280,6 +288,7 @@ class FarBuffer:
 
     def report(self, stream: int, now: int) -> PlaybackReport:
         """Where the caller is in `stream`."""
+        entry = self._streams.get(stream)
         return PlaybackReport(
             stream=stream,
             heard_samples=self.heard_samples(stream, now),
@@ -287,6 +296,8 @@ class FarBuffer:
             path_delay_ns=self.path_delay_ns,
             is_playing=not (self.is_paused or self._is_blocked(now)),
             is_measured=self.is_measured,
+            gaps=entry.gaps if entry is not None else 0,
+            gap_ns=entry.gap_ns if entry is not None else 0,
         )
 
     @property
@@ -315,11 +326,14 @@ class FarBuffer:
                 return None
         return None
 
-    def _record(self, stream: int, entry: _Stream, packets: tuple[SpeechPacket, ...], now: int) -> None:
+    def _record(self, stream: int, entry: _Stream, packets: tuple[SpeechPacket, ...], now: int) -> int:
         if self._plays_until_ns < now:
-            is_inside = entry.sent_samples > 0
-            self.gaps += is_inside
+            if entry.sent_samples > 0 and not self._was_paused:
+                self.gaps += 1
+                entry.gaps += 1
+                entry.gap_ns += now - self._plays_until_ns
             self._plays_until_ns = now
+        self._was_paused = False
         begins_ns = self._plays_until_ns
         samples = len(packets) * self._packet_samples
         self._plays_until_ns += samples_to_ns(samples, self._sample_rate)
@@ -329,6 +343,7 @@ class FarBuffer:
         if entry.first_sent_ns is None:
             entry.first_sent_ns = begins_ns
         self._unmarked += len(packets)
+        return begins_ns
 
     def _mark(self) -> Mark:
         self._count += 1
@@ -338,9 +353,9 @@ class FarBuffer:
         self._pending.append(mark)
         return Mark(mark.name)
 
-    def _settle(self, now: int) -> None:
-        """A clear leaves now.  What the carrier plays until it arrives will be heard, and nothing after it; of streams
-        that go on, what comes after it is queued again."""
+    def _settle(self, now: int) -> int:
+        """A clear leaves now.  What the carrier plays until it arrives, which is returned, will be heard, and nothing
+        after it; of streams that go on, what comes after it is queued again."""
         arrives_ns = now + self._one_way() - self._carrier_delay()
         arrives_ns = min(arrives_ns, self._not_beyond(now))
         for sent in reversed(self._sent):
@@ -364,6 +379,7 @@ class FarBuffer:
         self._unmarked = 0
         self._plays_until_ns = min(self._plays_until_ns, arrives_ns)
         self._marked_until_ns = self._plays_until_ns
+        return arrives_ns
 
     def _may_send(self, now: int) -> bool:
         return (

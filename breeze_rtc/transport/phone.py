@@ -44,6 +44,8 @@ class PhoneLine:
         self.caller = CallerVoice(clock)
         self.on_digit: Callable[[str], None] = lambda digit: None
         """Called with each key that is pressed."""
+        self.on_sending: Callable[[Sound | Clear], None] = lambda sending: None
+        """Called with what is sent, and with what takes it back."""
         self.complaints: list[Complaint] = []
         self._carrier = carrier
         self._clock = clock
@@ -102,6 +104,8 @@ class PhoneLine:
             now = self._clock.now()
             self._changed.clear()
             for out in self.sink.due(now):
+                if not isinstance(out, Mark):
+                    self.on_sending(out)
                 match out:
                     case Sound():
                         payload = b"".join(self._written(out.stream, packet, started.speaks) for packet in out.packets)

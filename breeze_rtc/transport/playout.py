@@ -120,6 +120,9 @@ class _Stream:
     # The slot, and how many, that passed without a packet in mid-stream since its last packet left.
     dry_slot: int | None = None
     dry_slots: int = 0
+    # Times that it then went on, and the slots that passed.
+    gaps: int = 0
+    gap_slots: int = 0
 
     @property
     def is_sent(self) -> bool:
@@ -408,6 +411,11 @@ class Playout:
                 return max(run.start_samples + samples, entry.heard_samples)
         return max(entry.forgotten_samples, entry.heard_samples)
 
+    def gaps_in(self, stream: int) -> tuple[int, int]:
+        """How often silence stood inside of `stream`, and for how long in ns; nothing once it was heard long ago."""
+        entry = self._streams.get(stream)
+        return (entry.gaps, entry.gap_slots * SLOT_NS) if entry is not None else (0, 0)
+
     def place(self, ticks: int) -> Place | None:
         """What is spoken at `ticks`; None for silence, and for what is not sent yet or heard long ago."""
         for stream, entry in self._streams.items():
@@ -496,6 +504,8 @@ class Playout:
         if entry.first_slot is None:
             entry.first_slot = slot
         if entry.dry_slots:
+            entry.gaps += 1
+            entry.gap_slots += entry.dry_slots
             self.gaps += 1
             self.gap_slots += entry.dry_slots
             entry.dry_slot, entry.dry_slots = None, 0

@@ -2,7 +2,8 @@
 
 Places come from RTP: the caller's from the uplink clock, the agent's from the slot clock; both clocks stand on ours.
 So a call of so many seconds makes a file of so many, whatever stalled, came in bursts or was lost.  The agent's side is
-what was sent: what an interruption kept from being heard is in it up to where the sending stopped.
+what was sent: what an interruption kept from being heard is in it up to where the sending stopped.  A telephone's
+carrier has the sound before it is played; then it is what the carrier will have played.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from breeze_rtc.clock import SECOND, ns_to_samples
 from breeze_rtc.media.libopus import Decoder
+from breeze_rtc.transport.far_buffer import Clear, Sound
 from breeze_rtc.transport.playout import SLOT_NS, Slot
 from breeze_rtc.transport.uplink import BLOCK, RATE, Block
 
@@ -43,6 +45,8 @@ class CallRecording:
         self._zero_ns: int | None = None
         # Where each side's own clock begins in the file, in samples.
         self._offsets: list[int | None] = [None, None]
+        # Time of the first sound that went to a far player.
+        self._far_zero_ns: int | None = None
         # What is not written yet: samples from `_written` on, and how far each side has come.
         self._window = np.zeros((0, 2), np.int16)
         self._written = 0
@@ -61,6 +65,28 @@ class CallRecording:
         if sound is None or len(sound) != BLOCK:
             sound = np.zeros(BLOCK, np.float32)
         self._put(_AGENT, clock_ns, slot.index * ns_to_samples(SLOT_NS, RATE), sound)
+
+    def sending(self, sending: Sound | Clear) -> None:
+        """What goes to a far player is where it will be played; after a `Clear` the rest of it is not."""
+        if isinstance(sending, Clear):
+            self._take_back(sending)
+        else:
+            self._send(sending)
+
+    def _send(self, sound: Sound) -> None:
+        if self._far_zero_ns is None:
+            self._far_zero_ns = sound.begins_ns
+        at = (sound.begins_ns - self._far_zero_ns) * RATE // SECOND
+        for number, packet in enumerate(sound.packets):
+            pcm = self._decoder.decode(packet.payload)
+            if pcm is not None and len(pcm) == BLOCK:
+                self._put(_AGENT, self._far_zero_ns, at + number * BLOCK, pcm)
+
+    def _take_back(self, clear: Clear) -> None:
+        if self._zero_ns is not None:
+            first = (clear.from_ns - self._zero_ns) * RATE // SECOND
+            self._window[max(0, first - self._written) :, _AGENT] = 0
+            self._ends[_AGENT] = min(self._ends[_AGENT], max(first, self._written))
 
     def close(self) -> None:
         """Write the rest; may be called twice."""

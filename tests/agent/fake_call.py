@@ -109,6 +109,7 @@ class FakeVoice:
         delivers_late: bool = False,
     ) -> None:
         self.sample_rate = RATE
+        self.reads_numbers = True
         self.word_s = word_s
         self.has_marks = has_marks
         self.error = error

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from breeze_rtc.agent import numbers
 from breeze_rtc.agent.text import SpokenText
 
 
@@ -89,7 +90,8 @@ def test_numbers_can_be_read_for_a_voice_that_cannot() -> None:
     """Words with digits go to the function, others and addresses do not."""
     seen: list[str] = []
 
-    def read(word: str) -> str:
+    def read(word: str, language: str) -> str:
+        assert language == "en"
         seen.append(word)
         return "seven" + word.lstrip("7")
 
@@ -97,3 +99,32 @@ def test_numbers_can_be_read_for_a_voice_that_cannot() -> None:
     assert filter_.push("There are 7, see http://a7.com/7 and x. ") == "There are seven, see a7.com and x. "
     assert seen == ["7,"]
     assert filter_.written_chars(len("There are seven,")) == len("There are 7,")
+
+
+@pytest.mark.skipif(not numbers.is_installed(), reason="pip install 'breeze_rtc[numbers]'")
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("It costs $5, or £3 today.", "It costs five dollars, or three pounds today."),
+        ("On 2024-03-04 at 15:30.", "On the fourth of march twenty twenty four at fifteen thirty."),
+        ("The 21st of 1,200 (about 3.5%)!", "The twenty first of twelve hundred (about three point five percent)!"),
+        ("Call 555-0100, version 1.14.0 of the 1990s.", "Call 555-0100, version 1.14.0 of the 1990s."),
+        ("价格是12.5元。", "价格是十二点五元。"),
+        ("2024年", "二零二四年"),
+    ],
+)
+def test_numbers_become_words_of_the_language_around_them(written: str, said: str) -> None:
+    """By a library's grammars, each where it stands; what these read wrongly is left to the voice.  What was heard is
+    counted in the text as it was written."""
+    filter_ = SpokenText(read=numbers.read)
+    assert filter_.push(written) + filter_.end() == said
+    assert filter_.written_chars(len(said)) == len(written)
+    places = [filter_.written_chars(at) for at in range(len(said) + 1)]
+    assert places == sorted(places)
+
+
+@pytest.mark.skipif(not numbers.is_installed(), reason="pip install 'breeze_rtc[numbers]'")
+def test_a_word_that_no_grammar_knows_is_left_as_it_is() -> None:
+    """Some end in an assertion of the library."""
+    assert numbers.read("#1", "en") in ("#1", "number one", "#one")
+    assert numbers.read("१२", "en")

@@ -49,6 +49,8 @@ class CarrierLine:
         """What the caller is going to say."""
         self._queue: deque[bytes | str] = deque()
         self._tasks: list[asyncio.Task[None]] = []
+        self._stalled_pieces = 0
+        self._late: list[str] = []
 
     async def start(self, start: dict[str, Any] = START) -> None:
         await self.socket.send(json.dumps({"event": "connected", "protocol": "Call", "version": "1.0.0"}))
@@ -59,6 +61,10 @@ class CarrierLine:
         """The caller says this, 8 kHz, from now on."""
         written = MULAW.encode(samples)
         self.says.extend(written[at : at + PIECE] for at in range(0, len(written) - PIECE, PIECE))
+
+    def stall(self, seconds: float) -> None:
+        """The line brings nothing of the caller for so long, and then all of it at once."""
+        self._stalled_pieces = round(seconds / 0.02)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -110,7 +116,10 @@ class CarrierLine:
                 number += 1
                 media = {"track": "inbound", "chunk": str(number), "timestamp": str(20 * number)}
                 media["payload"] = base64.b64encode(said).decode()
-                await self.socket.send(json.dumps({"event": "media", "streamSid": "MZ1", "media": media}))
+                self._late.append(json.dumps({"event": "media", "streamSid": "MZ1", "media": media}))
+                self._stalled_pieces -= 1
+                while self._late and self._stalled_pieces < 0:
+                    await self.socket.send(self._late.pop(0))
                 await asyncio.sleep(max(0.0, (began - clock.now()) / SECOND + 0.02 * number))
         except ConnectionClosed:
             pass

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import wave
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -14,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 from carrier_line import START, CarrierLine
+from numpy.typing import NDArray
 from page import Hall, serving, until
 from speech import spoken
 from tone_engine import TONES_HZ, ToneEngine
@@ -27,6 +30,7 @@ from breeze_rtc.errors import LineCannot
 from breeze_rtc.media.line_codec import LineCodec
 from breeze_rtc.server.phone import Phone
 from breeze_rtc.transport.audio_socket import Inbox, message
+from breeze_rtc.transport.uplink import RATE
 
 PHONE = Phone("https://agent.example.org", key="secret")
 LONG = "one two three four five six seven eight nine ten eleven twelve"
@@ -58,6 +62,14 @@ class Agent:
     @property
     def heard(self) -> list[str]:
         return [message.text for session in self.sessions for message in session.history if message.role == "assistant"]
+
+
+def sides(folder: Path) -> NDArray[np.int16]:
+    """Caller and agent of the one recording that is there."""
+    (path,) = folder.iterdir()
+    with wave.open(str(path)) as file:
+        assert (file.getnchannels(), file.getframerate()) == (2, RATE)
+        return np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, 2).astype(int).T
 
 
 @asynccontextmanager
@@ -114,6 +126,32 @@ async def test_a_barge_in_silences_the_telephone_and_keeps_what_was_heard() -> N
             await until(lambda: bool(agent.turns))
             assert agent.turns[0].audio is not None
         await hall.is_free()
+
+
+async def test_a_call_is_written_down_as_the_telephone_played_it(tmp_path: Path) -> None:
+    """The line stalls for 700 ms and brings it at once, and the caller cuts the agent: the file is as long as the
+    call, has the agent up to where the carrier was cleared, and the caller's words."""
+    agent = Agent(LONG)
+    async with ringing(agent, recordings=tmp_path) as hall:
+        async with calling(hall) as line:
+            began = asyncio.get_running_loop().time()
+            await line.start()
+            await until(lambda: line.speech_s > 0.5)
+            line.stall(0.7)
+            await until(lambda: line.speech_s > 1.6)
+            line.say(spoken("stop it please, I want to ask you something", rate=8_000))
+            await until(lambda: bool(line.clears))
+            await until(lambda: bool(agent.turns))
+            spoke_s, took_s = line.speech_s, asyncio.get_running_loop().time() - began
+        await hall.is_free()
+    caller, told = sides(tmp_path)
+    assert len(told) / RATE == pytest.approx(took_s, abs=0.3)
+    assert np.mean(np.abs(told) > 500) * len(told) / RATE == pytest.approx(spoke_s, abs=0.25)
+    loud = np.flatnonzero(np.abs(told) > 3_000)
+    # What was at the carrier when it was cleared is not there.
+    begins = np.flatnonzero(np.abs(caller) > 3_000)[0]
+    assert 0 < (loud[-1] - begins) / RATE < 0.9
+    assert np.abs(caller[begins:]).max() > 3_000
 
 
 async def test_a_caller_who_hangs_up_in_mid_speech_leaves_nothing() -> None:
@@ -420,6 +458,30 @@ async def test_asterisk_hears_the_greeting_over_audiosocket_and_silence_around_i
             assert 1.15 <= asterisk.speech_s <= 1.3
             assert abs(len(asterisk.frames) * 0.02 - took_s) < 0.1
         await hall.is_free()
+
+
+async def test_an_audiosocket_call_is_written_down(tmp_path: Path) -> None:
+    """Both sides, as long as the call: the agent from its first sample to where a voice cut it, and that voice."""
+    agent = Agent(LONG)
+    port = free_port()
+    phone = Phone("http://localhost", audio_socket=("127.0.0.1", port))
+    async with ringing(agent, phone, recordings=tmp_path) as hall:
+        async with AudioSocket(port) as asterisk:
+            began = asyncio.get_running_loop().time()
+            await until(lambda: asterisk.speech_s > 1.0)
+            said = LineCodec("L16").encode(spoken("stop it please, I want to ask something", rate=8_000))
+            for at in range(0, len(said), 320):
+                asterisk.writer.write(message(0x10, said[at : at + 320]))
+                await asyncio.sleep(0.02)
+            await until(lambda: bool(agent.cut))
+            took_s = asyncio.get_running_loop().time() - began
+            spoke_s = asterisk.speech_s
+        await hall.is_free()
+    caller, told = sides(tmp_path)
+    assert len(told) / RATE == pytest.approx(took_s, abs=0.3)
+    assert np.mean(np.abs(told) > 500) * len(told) / RATE == pytest.approx(spoke_s, abs=0.15)
+    begins = np.flatnonzero(np.abs(caller) > 3_000)[0] / RATE
+    assert 1.0 < begins < 2.5
 
 
 async def test_an_agent_that_ends_an_audiosocket_call_hangs_up() -> None:

@@ -94,6 +94,7 @@ class ToneEngine:
         self.model_name = "tones"
         self.sample_rate = RATE
         self.frame_samples = 960
+        self.reads_numbers = True
         self.voices = ("high", "low")
         self.licence_note = ""
         self.restarts = 0

@@ -35,8 +35,7 @@ def sides(path: Path) -> NDArray[np.int16]:
 
 def test_a_stall_and_a_burst_leave_the_file_as_long_as_the_call(tmp_path: Path) -> None:
     """Ten seconds: the caller's packets stand still for 700 ms and come at once; some of the agent's slots are missed.
-    What each said is where it was said, to the sample.  (pipecat#2851, #4561)
-    """
+    What each said is where it was said, to the sample.  Reproduction 48 (pipecat PR 5071, #2851)."""
     recording = CallRecording(tmp_path / "call.wav")
     packets = iter(speech(4.0))
     late: list[Block] = []
