@@ -51,6 +51,17 @@ class TurnFigures:
     words_heard: int
     false_interruptions: int
     """Times that it was held by a sound that was no speech."""
+    words_unheard: int = 0
+    """Words of its text that were not heard: after an interruption, what was written in vain."""
+    words_unsure: int = 0
+    """Words at the cut that may or may not have been heard, by how far the listener's position may be off.  The history
+    is wrong by no more than these."""
+    gaps: int = 0
+    """Times that silence stood inside of it because its sound was late."""
+    gap_s: float = 0.0
+    """How long that was, together."""
+    concealed_s: float = 0.0
+    """What the listener's player made up meanwhile, for what the network lost or brought late."""
 
     def delay_s(self, stage: str) -> float | None:
         """From the end of the user's turn to `transcript`, `first_text`, `first_sound` or `first_heard`."""
@@ -79,6 +90,11 @@ def figures_of(handle: SpeechHandle) -> TurnFigures:
         wasted_s=handle.unheard_s,
         words_heard=len(handle.heard_text.split()),
         false_interruptions=handle.false_interruptions,
+        words_unheard=len(handle.unheard_text.split()),
+        words_unsure=handle.words_unsure,
+        gaps=handle.gaps,
+        gap_s=handle.gap_s,
+        concealed_s=handle.concealed_s,
     )
 
 
@@ -105,7 +121,12 @@ def trace(figures: TurnFigures) -> None:
         "breeze.heard_s": figures.heard_s,
         "breeze.wasted_s": figures.wasted_s,
         "breeze.words_heard": figures.words_heard,
+        "breeze.words_unheard": figures.words_unheard,
+        "breeze.words_unsure": figures.words_unsure,
         "breeze.false_interruptions": figures.false_interruptions,
+        "breeze.gaps": figures.gaps,
+        "breeze.gap_s": figures.gap_s,
+        "breeze.concealed_s": figures.concealed_s,
     }
     if line.stopped_s is not None:
         attributes["breeze.stop_s"] = line.done_s - line.stopped_s

@@ -12,8 +12,9 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, 
 from contextlib import aclosing
 from typing import Any
 
+from ..clock import SECOND, ns_to_samples
 from ..errors import StepFailed
-from ..playback import TextMark
+from ..playback import PlaybackReport, TextMark
 from .call import Call, Reply, Voice
 from .figures import Timeline
 from .text import TextFilter
@@ -22,9 +23,10 @@ from .transcript import Message, Transcript
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-# A voice may hold a sentence back until the next one begins.  One with no more sound than this before the ear, and no
-# text for as long as that, is given more, up to two and a half times the bound: it may also just be slow.
-_SHORT_LEAD_S, _DRY_VOICE_S, _MOST_BOUNDS = 0.8, 0.3, 2.5
+# A voice may hold a sentence back until the next one begins.  One with no more sound than this before the ear, that has
+# neither got text nor made sound for as long as that, is given more, up to two and a half times the bound: it may also
+# just be slow.
+_SHORT_LEAD_S, _DRY_VOICE_S, _MOST_BOUNDS = 0.8, 0.25, 2.5
 # One that has made no sound of its last text for so long is given more in any case: it may need the whole text.
 _SILENT_VOICE_S = 1.0
 _FINALLY_S = 2.0
@@ -53,6 +55,16 @@ class SpeechHandle:
         """It only fills a silence until the answer is there."""
         self.false_interruptions = 0
         """Times that a sound which was no speech held it."""
+        self.gaps = 0
+        """Times that the listener heard silence inside of it because its sound was late."""
+        self.gap_s = 0.0
+        """How long that was, together."""
+        self.concealed_s = 0.0
+        """What the listener's player made up while it was heard."""
+        self.words_unsure = 0
+        """Of an interrupted one: words that may or may not have been heard."""
+        # What the player had made up when it began to be heard.
+        self._concealed_before_ns: int | None = None
         self._transcript = Transcript(sample_rate)
         self._filter = text_filter
         # Of the filter's text, how much the voice has been given, and where its last mark is, spoken and written.
@@ -64,12 +76,22 @@ class SpeechHandle:
         self._done = asyncio.Event()
         self._captioned_chars = 0
         self._entry: Message | None = None
-        self._pushed_at_s = 0.0
+        # When it last got text, and last made sound.
+        self._pushed_at_s = self._made_at_s = 0.0
         # How much sound there was then.
         self._pushed_samples = 0
         # All its text is with the voice; and when its sound last grew, or moved at the ear: see `Mouth._watch`.
         self._has_all_text = False
         self._moved_at_s = 0.0
+
+    def _hear(self, report: PlaybackReport) -> None:
+        """Where the listener is, and what became of the sound."""
+        self._transcript.hear(report.heard_samples)
+        self.gaps, self.gap_s = max(self.gaps, report.gaps), max(self.gap_s, report.gap_ns / SECOND)
+        if self._transcript.heard_samples:
+            if self._concealed_before_ns is None:
+                self._concealed_before_ns = report.concealed_ns
+            self.concealed_s = (report.concealed_ns - self._concealed_before_ns) / SECOND
 
     def _written(self, marks: tuple[TextMark, ...]) -> tuple[TextMark, ...]:
         """Marks in what was spoken, as marks in what was written."""
@@ -284,7 +306,7 @@ class Mouth:
         async for chunk in reply:
             if handle.interrupted:
                 break  # a step that was running when the user interrupted still delivers
-            handle._moved_at_s = _now()
+            handle._moved_at_s = handle._made_at_s = _now()
             if handle.timeline.first_sound_s is None:
                 handle.timeline.first_sound_s = _now()
             self._call.sink.write(reply.stream, chunk.packets)
@@ -302,7 +324,7 @@ class Mouth:
             if unheard_s <= self._max_unheard_s:
                 return
             if handle is not None and not self.is_held:
-                transcript, waited_s = handle._transcript, _now() - handle._pushed_at_s
+                transcript, waited_s = handle._transcript, _now() - max(handle._pushed_at_s, handle._made_at_s)
                 lead_s = (transcript.delivered_samples - transcript.heard_samples) / self._voice.sample_rate
                 is_short = lead_s < _SHORT_LEAD_S and unheard_s <= _MOST_BOUNDS * self._max_unheard_s
                 is_silent = lead_s <= 0 and transcript.delivered_samples == handle._pushed_samples
@@ -326,7 +348,7 @@ class Mouth:
             if handle._reply is not None:
                 before = handle._transcript.heard_samples
                 report = self._call.position(handle._reply.stream)
-                handle._transcript.hear(report.heard_samples)
+                handle._hear(report)
                 if handle._transcript.heard_samples > before or not report.is_playing:
                     handle._moved_at_s = _now()
                 if before == 0 < handle._transcript.heard_samples:
@@ -403,7 +425,11 @@ class Mouth:
         """No better word will come on where these stopped."""
         for handle in stopped:
             if handle._reply is not None:
-                handle._transcript.hear(self._call.position(handle._reply.stream).heard_samples)
+                report = self._call.position(handle._reply.stream)
+                handle._hear(report)
+                if report.error_ns is not None:
+                    error_samples = ns_to_samples(report.error_ns, self._voice.sample_rate)
+                    handle.words_unsure = handle._transcript.words_within(error_samples)
                 self._record(handle)
                 self._tell_end(handle)
             self._cut.remove(handle)

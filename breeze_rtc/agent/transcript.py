@@ -120,6 +120,12 @@ class Transcript:
     def unheard_text(self) -> str:
         return self.text[self.heard_chars :]
 
+    def words_within(self, samples: int) -> int:
+        """How many words are counted otherwise if the position is off by so many samples, either way."""
+        first, last = max(0, self.heard_samples - samples), min(self.heard_samples + samples, self.delivered_samples)
+        ends = [word_floor(self.text, self._chars_at(at)) for at in (first, last)]
+        return len(self.text[ends[0] : ends[1]].split())
+
     @property
     def unheard_s(self) -> float:
         """Seconds of speech between the listener and the last text pushed; text without sound counts by its length."""

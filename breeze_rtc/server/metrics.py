@@ -103,6 +103,23 @@ class Metrics:
             ["kind"],
             registry=self._registry,
         )
+        self.speeches = Counter(
+            "breeze_speeches",
+            "What agents said, by how it was heard: without a break, or with silence in it because sound was late",
+            ["sound"],
+            registry=self._registry,
+        )
+        self.words = Counter(
+            "breeze_words",
+            "Words of what agents said: heard, not heard, and those at a cut of which the position does not say it",
+            ["were"],
+            registry=self._registry,
+        )
+        self.concealed = Counter(
+            "breeze_concealed_seconds",
+            "Sound that listeners' players made up during speech, for what the network lost or brought late",
+            registry=self._registry,
+        )
         self.refused = Counter(
             "breeze_refused", "Requests and messages refused, by error code", ["code"], registry=self._registry
         )
@@ -116,6 +133,10 @@ class Metrics:
                 self.turn_delay.labels(stage).observe(delay_s)
         self.interruptions.labels("real").inc(figures.interrupted)
         self.interruptions.labels("false").inc(figures.false_interruptions)
+        self.speeches.labels("broken" if figures.gaps else "whole").inc()
+        for fate in ("heard", "unheard", "unsure"):
+            self.words.labels(fate).inc(getattr(figures, f"words_{fate}"))
+        self.concealed.inc(figures.concealed_s)
 
     def text(self) -> bytes:
         """The exposition format, UTF-8."""

@@ -68,6 +68,7 @@ class SimulatedCall:
 
     def position(self, stream: int) -> PlaybackReport:
         where = self._where()
+        gaps, gap_ns = self._sink.gaps_in(stream)
         return PlaybackReport(
             stream=stream,
             heard_samples=self._sink.heard_samples(stream, where.ticks),
@@ -76,6 +77,10 @@ class SimulatedCall:
             dry_at_ns=self._sink.dry_at(stream, where.at_ns),
             is_playing=where.is_playing and not self._sink.is_paused,
             is_measured=where.is_measured,
+            error_ns=where.error_ns,
+            gaps=gaps,
+            gap_ns=gap_ns,
+            concealed_ns=self._listener.concealed * SLOT_NS,
         )
 
     def pause(self) -> None:
@@ -372,6 +377,27 @@ class Caller:
             if heard.sounded_s >= heard.word.voiced_s / 2:
                 texts[heard.word.stream] = texts.get(heard.word.stream, "") + heard.text
         return " ".join(text.strip() for text in texts.values())
+
+    @property
+    def words_wrong(self) -> int:
+        """By how many words what the session says was heard differs from the recording, at the worst of all speeches.
+
+        A word of which a part was heard may count or not.
+        """
+        written: dict[int, str] = {}
+        worst = 0
+        for _, said in self.call.messages:
+            if said["type"] == "speech":
+                written[said["stream"]] = written.get(said["stream"], "") + said["text"]
+            elif said["type"] == "speech_end":
+                stream, chars = said["stream"], said["chars"]
+                heard = [word for word in self.ear.words if word.word.stream == stream]
+                # What the network garbled was heard if a word after it was.
+                begun = heard[-1].word.index + 1 if heard else 0
+                whole = begun if not heard or heard[-1].is_whole else begun - 1
+                claimed = sum(word.stream == stream and word.end_chars <= chars for word in self.voice.words)
+                worst = max(worst, claimed - begun, whole - claimed)
+        return worst
 
     @property
     def reply_delay_s(self) -> float | None:

@@ -128,7 +128,7 @@ class Listener:
         self.is_playing = True
         """False: the page is paused; nothing sounds and its player takes nothing."""
         self.lost = self.concealed = self.removed = 0
-        """Packets."""
+        """Packets: that did not come in time; of those, that no copy made good; and those left out."""
         self._clock = clock
         self._device_ns = round(device_s * SECOND)
         self._buffer: dict[int, bytes] = {}
@@ -172,11 +172,11 @@ class Listener:
         payload = self._buffer.pop(self._next, None)
         pcm = self._decoder.decode(payload) if payload is not None else None
         if pcm is None:
-            self.concealed += 1
             following = self._buffer.get(self._next + SLOT_TICKS)
             if following is not None:
                 pcm = self._decoder.recover(following, SLOT_TICKS)
             if pcm is None:
+                self.concealed += 1
                 pcm = self._decoder.conceal(SLOT_TICKS)
         if payload is not None or self._buffer:
             self.lost += payload is None
@@ -210,6 +210,7 @@ class Listener:
             device_delay_ms=self._device_ns / MS,
             device_delay_source="playout",
             age_ms=0.0 if at is None else (now - at) / MS,
+            concealed=self.concealed * SLOT_TICKS,
             lost=self.lost,
             paused=not self.is_playing,
         )

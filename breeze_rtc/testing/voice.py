@@ -140,7 +140,8 @@ class ToneVoice(Engine):
             slots=_SLOTS,
             kv_pages=_PAGES,
             page_tokens=_PAGE_TOKENS,
-            costs=CostTable({(stage, 1, 1): cost for stage, cost in _COSTS.items()}),
+            # A step takes as long for many rows as for one: where that is known, streams keep less in hand.
+            costs=CostTable({(stage, bucket, 1): cost for stage, cost in _COSTS.items() for bucket in _BUCKETS}),
             policy=self._policy,
         )
         driver = Driver(

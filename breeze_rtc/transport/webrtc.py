@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from aiortc.rtcrtptransceiver import RTCRtpTransceiver
 
-from breeze_rtc.clock import MS, SECOND, Clock, MonotonicClock
+from breeze_rtc.clock import MS, SECOND, Clock, MonotonicClock, samples_to_ns
 from breeze_rtc.errors import PeerError
 from breeze_rtc.media import rtp
 from breeze_rtc.playback import PlaybackReport
@@ -511,6 +511,8 @@ class WebRtcCall:
 
     def _report_of(self, stream: int, where: Position | None) -> PlaybackReport:
         now = where.at_ns if where is not None else self._clock.now()
+        gaps, gap_ns = self.sink.gaps_in(stream)
+        last = self._playhead.last if self._playhead is not None else None
         return PlaybackReport(
             stream=stream,
             heard_samples=self.sink.heard_samples(stream, where.ticks) if where is not None else 0,
@@ -519,4 +521,8 @@ class WebRtcCall:
             dry_at_ns=self.sink.dry_at(stream, now),
             is_playing=not self.sink.is_paused and (where.is_playing if where is not None else True),
             is_measured=where.is_measured if where is not None else False,
+            error_ns=where.error_ns if where is not None else None,
+            gaps=gaps,
+            gap_ns=gap_ns,
+            concealed_ns=samples_to_ns(last.concealed, rtp.RTP_RATE) if last is not None else 0,
         )

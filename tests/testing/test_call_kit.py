@@ -13,6 +13,7 @@ from barge_ins import STORYTELLER
 from speech import spoken
 
 from breeze_rtc import Agent, AgentSession, UserTurn
+from breeze_rtc.agent.figures import TurnFigures
 from breeze_rtc.agent.listen import Moonshine, model_folder
 from breeze_rtc.agent.vad import VoiceActivity
 from breeze_rtc.testing import Caller, Network, ToneVoice, run
@@ -91,6 +92,52 @@ def test_the_ear_notices_a_hole(stall_s: float, gaps: int) -> None:
         async with Caller(STORYTELLER, voice=ToneVoice(stalls={10: stall_s})) as caller:
             await caller.type("go")
             assert [1.6 < gap < stall_s for gap in caller.ear.gaps_s] == [True] * gaps
+
+    run(call())
+
+
+def test_a_turn_tells_what_its_listener_missed() -> None:
+    """A hole of two seconds and a cut behind it: what the figures say is what the recording at the ear has."""
+    seen: list[TurnFigures] = []
+
+    async def call() -> None:
+        async with Caller(STORYTELLER, voice=ToneVoice(stalls={6: 2.5}), observe=seen.append) as caller:
+            await caller.type("go", waits=False)
+            await caller.first_sound()
+            await caller.wait(6.1)
+            caller.interrupt()
+            await caller.wait(0.5)
+            (figures,) = seen
+            (gap_s,) = caller.ear.gaps_s
+            assert (figures.gaps, figures.interrupted) == (1, True)
+            assert figures.gap_s == pytest.approx(gap_s, abs=0.06)
+            written = "".join(said["text"] for _, said in caller.call.messages if said["type"] == "speech")
+            assert figures.words_heard + figures.words_unheard == len(written.split())
+            assert abs(figures.words_heard - len(caller.heard_words)) <= 1
+            assert figures.words_unsure <= 1
+            assert figures.concealed_s == 0
+            assert caller.words_wrong <= 1
+
+    run(call())
+
+
+def test_a_turn_tells_what_the_network_cost() -> None:
+    """Of packets that nothing makes good the player makes up the sound; a cut is as unsure as the position is."""
+    seen: list[TurnFigures] = []
+
+    async def call() -> None:
+        network = Network(delay_s=0.08, jitter_s=0.06, loss=0.2, seed=5)
+        async with Caller(STORYTELLER, network=network, observe=seen.append) as caller:
+            await caller.type("go", waits=False)
+            await caller.first_sound()
+            before = caller.listener.concealed
+            await caller.wait(8.0)
+            caller.interrupt()
+            await caller.wait(0.8)
+            (figures,) = seen
+            assert figures.concealed_s == pytest.approx((caller.listener.concealed - before) * 0.02, abs=0.3)
+            assert figures.concealed_s > 0.1
+            assert caller.words_wrong <= 1
 
     run(call())
 
