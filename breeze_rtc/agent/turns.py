@@ -40,7 +40,7 @@ class TurnTaking:
     """Silence that ends it when it does not."""
     end_of_turn: EndOfTurn | None = None
     """Listens to how a turn was said, such as `endpointing.SmartTurn()`; one serves all calls."""
-    onset_s: float = 0.2
+    onset_s: float = 0.16
     """Voiced sound that counts as the user beginning to speak: a shorter noise does not even hold the agent."""
     false_interruption_timeout_s: float | None = 2.0
     """The agent goes on when no words have come so long after the sound that made it hold.  None: it never holds, every

@@ -44,13 +44,13 @@ class SpeechGate:
     """Voice probabilities of 32 ms frames -> cues, with hysteresis.
 
     A frame is voiced from 0.5 up, and stays so down to 0.35 once speech has begun.  Speech begins after `onset_ms` of
-    voiced frames, an unvoiced frame taking back what a voiced one gave: a cough of 150 ms does not pass.
+    voiced frames, an unvoiced frame taking back what a voiced one gave: a knock does not pass, nor do most coughs.
     `min_endpointing_delay_ms` of silence ends the turn, or what `wait` has said since; the lull comes earlier, so that
     the words are already read when the turn ends.
     """
 
     def __init__(
-        self, *, onset_ms: int = 200, lull_ms: int = 200, min_endpointing_delay_ms: int = 600, threshold: float = 0.5
+        self, *, onset_ms: int = 160, lull_ms: int = 200, min_endpointing_delay_ms: int = 600, threshold: float = 0.5
     ) -> None:
         self.is_speech = False
         """Between an ONSET and its PAUSE."""

@@ -106,7 +106,10 @@ def onsets(agent: np.ndarray, heard: np.ndarray, *, guarded: bool) -> list[float
 
 @pytest.mark.parametrize(("echo_db", "delay_s"), [(-20, 0.18), (-20, 0.5), (-30, 0.08)])
 def test_the_agents_own_voice_is_no_user(agent: np.ndarray, echo_db: float, delay_s: float) -> None:
-    """A loudspeaker into the microphone: the voice activity alone would interrupt, the guarded one does not."""
+    """A loudspeaker into the microphone: the voice activity alone would interrupt, the guarded one does not.
+
+    Reproduction 42 (livekit#315, #3758, pipecat#3062).
+    """
     heard = microphone(agent, echo_db=echo_db, delay_s=delay_s)
     assert onsets(agent, heard, guarded=False)
     assert onsets(agent, heard, guarded=True) == []

@@ -424,7 +424,10 @@ def test_a_new_turn_interrupts_the_answer_to_the_last() -> None:
 
 
 def test_a_superseded_answer_leaves_no_sound() -> None:
-    """An answer that was still being thought of when the next turn came is never heard."""
+    """An answer that was still being thought of when the next turn came is never heard.
+
+    Reproduction 46 (livekit#4219).
+    """
 
     async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
         await asyncio.sleep(1)
@@ -464,20 +467,20 @@ def test_a_spoken_turn_is_answered_soon_after_its_end() -> None:
 
 
 def test_speaking_interrupts_within_the_onset_time() -> None:
-    """The agent is silent a quarter of a second after the user began to speak, not at the user's pause."""
+    """The agent is silent a fifth of a second after the user began to speak, not at the user's pause."""
 
     async def act(stage: Stage) -> None:
         stage.session.say(NUMBERS)
         await asyncio.sleep(2)
         began = now()
         await stage.call.speak(voiced_s=3.0)
-        assert stage.call.flushes[0] - began <= 0.25
+        assert stage.call.flushes[0] - began <= 0.2
 
     on_stage(act, **hearing("stop"))
 
 
 def test_the_first_sound_of_the_turn_is_kept() -> None:
-    """The turn's sound begins at least 200 ms before the voice did."""
+    """The turn's sound begins at least 200 ms before the voice did.  Reproduction 45 (livekit#3261)."""
     ears = ScriptedEars("hello")
 
     async def act(stage: Stage) -> None:
@@ -492,12 +495,12 @@ def test_the_first_sound_of_the_turn_is_kept() -> None:
 
 
 def test_a_short_noise_does_not_interrupt() -> None:
-    """150 ms of something loud is no onset."""
+    """An eighth of a second of something loud is no onset."""
 
     async def act(stage: Stage) -> None:
         handle = stage.session.say(NUMBERS)
         await asyncio.sleep(2)
-        await stage.call.speak(voiced_s=0.15, silent_s=0.5)
+        await stage.call.speak(voiced_s=0.128, silent_s=0.5)
         assert not (await handle).interrupted
 
     on_stage(act, **hearing("never read"))
@@ -519,7 +522,7 @@ def test_after_a_noise_without_words_the_agent_goes_on_where_the_ear_was() -> No
         await asyncio.sleep(2)
         began = now()
         await stage.call.speak(voiced_s=0.4, silent_s=0.8)
-        assert stage.call.flushes[0] - began <= 0.25
+        assert stage.call.flushes[0] - began <= 0.2
         assert stage.call.resumes[0] - began <= 1.0
         await asyncio.sleep(6)
         (first, second) = stage.call.sink.spoken(1)
@@ -681,7 +684,7 @@ def test_speech_at_the_end_of_a_speech_is_a_turn() -> None:
 
     async def act(stage: Stage) -> None:
         stage.session.say("one two")
-        await asyncio.sleep(0.05 + 0.1 + 2 * WORD_S - 0.2)
+        await asyncio.sleep(0.05 + 0.1 + 2 * WORD_S - 0.1)
         await stage.call.speak(voiced_s=0.5, silent_s=0.8)
         await asyncio.sleep(3)
 
@@ -973,7 +976,7 @@ def test_a_finally_that_hangs_does_not_hold_the_call() -> None:
 
 
 def test_closing_waits_for_the_goodbye_to_be_heard() -> None:
-    """close() returns when the last word has reached the ear."""
+    """close() returns when the last word has reached the ear.  Reproduction 19 (pipecat#4647)."""
 
     async def act(stage: Stage) -> None:
         handle = stage.session.say("goodbye and good luck")

@@ -26,30 +26,30 @@ def cues(gate: SpeechGate, probabilities: list[float]) -> list[tuple[int, Cue]]:
 def test_speech_has_an_onset_a_lull_and_a_pause() -> None:
     """In this order, at their times."""
     assert cues(SpeechGate(), [V] * 30 + [S] * 30) == [
-        (224, Cue.ONSET),  # the first frame end at or after 200 ms
+        (160, Cue.ONSET),  # the first frame end at or after 160 ms
         (960 + 224, Cue.LULL),
         (960 + 608, Cue.PAUSE),
     ]
 
 
-@pytest.mark.parametrize("frames", range(1, 7))
+@pytest.mark.parametrize("frames", range(1, 5))
 def test_a_short_noise_is_no_onset(frames: int) -> None:
-    """Less than 200 ms of voice, alone, passes unnoticed, however often it comes."""
+    """Less than 160 ms of voice, alone, passes unnoticed, however often it comes."""
     assert cues(SpeechGate(), ([V] * frames + [S] * 20) * 5) == []
 
 
 def test_speech_with_holes_has_an_onset_all_the_same() -> None:
     """Single unvoiced frames delay the onset, they do not prevent it; its age counts from the first voiced frame."""
     gate = SpeechGate()
-    ((at, cue),) = cues(gate, [S, V, V, V, S, V, V, S, V, V, V, V])
-    assert (at, cue) == (12 * FRAME_MS, Cue.ONSET)
-    assert gate.onset_age_ms == 11 * FRAME_MS
+    ((at, cue),) = cues(gate, [S, V, V, S, V, V, S, V, V, V])
+    assert (at, cue) == (10 * FRAME_MS, Cue.ONSET)
+    assert gate.onset_age_ms == 9 * FRAME_MS
 
 
 def test_voice_between_the_thresholds_keeps_speech_going() -> None:
     """Hysteresis: 0.4 does not begin speech, and does not end it."""
     assert cues(SpeechGate(), [0.4] * 50) == []
-    assert cues(SpeechGate(), [V] * 10 + [0.4] * 50) == [(224, Cue.ONSET)]
+    assert cues(SpeechGate(), [V] * 10 + [0.4] * 50) == [(160, Cue.ONSET)]
 
 
 def test_a_lull_comes_again_after_more_speech() -> None:
