@@ -328,7 +328,10 @@ def test_words_nobody_can_hear_do_not_light_up(server: str, quiet_browser: Brows
 
 
 def test_without_permission_for_the_microphone_one_can_type(server: str, playwright: Playwright) -> None:
-    """The page says that the microphone is missing and how to get it, and the call goes on with text."""
+    """The page says that the microphone is missing and how to get it, and the call goes on with text.
+
+    Reproduction 49 (pipecat#2755): nothing goes wrong in the page.
+    """
     with chromium(playwright, *microphone_flags(None)) as browser, visit(browser, server) as visitor:
         visitor.page.click("#start")
         notice = visitor.page.locator(".notice")

