@@ -131,9 +131,9 @@ def _noting(method: Callable[..., Any], times: list[int]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("kind", ["twilio", "telnyx", "plivo", "vonage", "asterisk", "sip"])
 async def test_a_barge_in_over_a_real_telephone(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reproductions 12 and 15.  The caller speaks over a greeting of eight seconds.  The telephone is silent within
-    what it holds itself and one mark's interval, and the words that came out of it are those of the history, but for
-    one at most.
+    """Reproductions 12 and 15 (cloudflare/agents#2261, fastrtc#341).  The caller speaks over a greeting of eight
+    seconds.  The telephone is silent within what it holds itself and one mark's interval, and the words that came out
+    of it are those of the history, but for one at most.
 
     Telnyx's line is A-law, and its pieces come out of order.
     """
@@ -196,7 +196,7 @@ async def test_keys_of_a_real_telephone(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["twilio", "sip"])
 async def test_a_telephone_that_hangs_up_in_mid_speech_leaves_nothing(kind: str, tmp_path: Path) -> None:
-    """Reproduction 14.  And the next call to the same program is answered as the first was."""
+    """Reproduction 14 (pipecat#3872).  And the next call to the same program is answered as the first was."""
     agent = Agent(LONG)
     async with serving(agent.callbacks, phone=PHONE) as hall, exchange(hall, kind) as carrier:
         for number in range(2):
@@ -274,8 +274,8 @@ async def test_the_greeting_of_serve_is_understood_at_a_telephone(tmp_path: Path
 
 
 async def test_a_carrier_that_stops_dead_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reproduction 36, and the trap of a half-dead socket.  SIGSTOP: its socket stays open and takes what fits into it.
-    The session ends within its deadline, all free."""
+    """Reproduction 36 (pipecat#4806), and the trap of a half-dead socket.  SIGSTOP: its socket stays open and takes
+    what fits into it. The session ends within its deadline, all free."""
     monkeypatch.setattr(phone_call, "SILENT_S", 2.0)
     agent = Agent(LONG)
     async with serving(agent.callbacks, phone=PHONE) as hall, exchange(hall, "twilio") as carrier:

@@ -104,8 +104,8 @@ async def test_a_caller_hears_the_greeting_to_its_end() -> None:
 
 
 async def test_a_barge_in_silences_the_telephone_and_keeps_what_was_heard() -> None:
-    """Reproductions 12 and 15: no clear, and a bot that keeps talking.  A real voice over a long greeting: one clear,
-    nothing old after it, and the text as far as it came."""
+    """Reproductions 12 and 15 (cloudflare/agents#2261, fastrtc#341): no clear, and a bot that keeps talking.  A real
+    voice over a long greeting: one clear, nothing old after it, and the text as far as it came."""
     agent = Agent(LONG)
     async with ringing(agent) as hall:
         async with calling(hall) as line:
@@ -165,8 +165,8 @@ async def test_a_caller_who_hangs_up_in_mid_speech_leaves_nothing() -> None:
 
 
 async def test_a_caller_who_comes_back_hears_nothing_of_the_speech_that_was_cut_off() -> None:
-    """Reproduction 14: the connection dies in mid-speech, and after it the tail of the old answer plays.  Each word has
-    a tone of its own: the first half second of the next call is its first word and nothing else."""
+    """Reproduction 14 (pipecat#3872): the connection dies in mid-speech, and after it the tail of the old answer plays.
+    Each word has a tone of its own: the first half second of the next call is its first word and nothing else."""
     agent = Agent(LONG)
     engine = ToneEngine(tells_words_apart=True)
     async with ringing(agent, engine=engine) as hall:
@@ -447,7 +447,7 @@ def free_port() -> int:
 
 
 async def test_asterisk_hears_the_greeting_over_audiosocket_and_silence_around_it() -> None:
-    """Reproduction 51: a peer that sends nothing at all gets its 20 ms from the first moment on."""
+    """Reproduction 51 (asterisk#2089): a peer that sends nothing at all gets its 20 ms from the first moment on."""
     agent = Agent()
     port = free_port()
     async with ringing(agent, Phone("http://localhost", audio_socket=("127.0.0.1", port))) as hall:

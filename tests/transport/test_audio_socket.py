@@ -83,7 +83,7 @@ def test_messages_come_out_whole_however_they_are_cut(items: list[tuple[int, byt
 
 
 def test_silence_leaves_from_the_first_moment_each_twenty_milliseconds() -> None:
-    """Reproduction 51: a peer that sends nothing at first starves the call, or loses it."""
+    """Reproduction 51 (asterisk#2089): a peer that sends nothing at first starves the call, or loses it."""
     made, wire, clock, _ = line()
     turn(made, clock, 2_000)
     assert 100 <= len(wire.messages) <= 101
@@ -92,8 +92,8 @@ def test_silence_leaves_from_the_first_moment_each_twenty_milliseconds() -> None
 
 
 def test_ten_minutes_of_late_ticks_do_not_drift() -> None:
-    """Reproduction 20: timers of 20 ms that drift.  Each tick comes 0.7 ms late: what was sent is what has passed, to
-    one frame."""
+    """Reproduction 20 (openclaw#119070): timers of 20 ms that drift.  Each tick comes 0.7 ms late: what was sent is
+    what has passed, to one frame."""
     made, wire, clock, _ = line()
     for number in range(1, 30_001):
         clock.at = number * 20 * MS + 700_000

@@ -187,7 +187,7 @@ def test_an_asterisk_from_before_json_is_answered_in_words() -> None:
 
 
 def test_sound_that_comes_before_asterisks_start_is_kept() -> None:
-    """Reproduction 22."""
+    """Reproduction 22 (asterisk#1304, #2006, #1712)."""
     carrier = Asterisk()
     assert read(carrier, SOUND) == ()
     first, second = read(carrier, ASTERISK_START)
@@ -248,7 +248,8 @@ def test_bad_messages_are_refused_by_name(message: Any, code: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["AMR-WB", "audio/ogg", None, 7, "G722"])
 def test_an_unknown_codec_is_named_with_what_to_do(encoding: object) -> None:
-    """Reproduction 28: what the start says is what the line is; what nobody reads here is a clear error."""
+    """Reproduction 28 (dograh#256): what the start says is what the line is; what nobody reads here is a clear
+    error."""
     start = json.loads(json.dumps(TELNYX_START))
     start["start"]["media_format"]["encoding"] = encoding
     with pytest.raises(PeerError, match="PCMU or PCMA") as refused:

@@ -35,8 +35,9 @@ def error_ms(far: FarPlayer, stream: int = 1) -> float:
 
 @pytest.mark.parametrize("burst_s", [2, 12])
 def test_a_burst_stays_here_and_the_carrier_holds_no_more_than_the_lead(burst_s: int) -> None:
-    """Trap: one burst of 12 s; reproductions 13 and 21: sound at the far end that plays on for seconds, a burst that
-    becomes latency for good.  At no moment does the carrier hold more than 400 ms, and all of it is played in time."""
+    """Trap: one burst of 12 s; reproductions 13 and 21 (pipecat#4151, asterisk#2115): sound at the far end that plays
+    on for seconds, a burst that becomes latency for good.  At no moment does the carrier hold more than 400 ms, and all
+    of it is played in time."""
     far = in_call(count=50 * burst_s)
     while far.now < (burst_s + 1) * SECOND:
         far.run(far.now + 10 * MS)
@@ -49,7 +50,8 @@ def test_a_burst_stays_here_and_the_carrier_holds_no_more_than_the_lead(burst_s:
 
 @pytest.mark.parametrize("moment_ms", [1_000, 6_500])
 def test_a_carrier_that_holds_it_all_has_let_hear_only_what_it_played(moment_ms: int) -> None:
-    """Reproductions 10 and 11: 12 s sent at once and held by the carrier; at 1 s, and at 6.5 s, the caller speaks.
+    """Reproductions 10 and 11 (twilio-agent-connect#118, agents-js#1173): 12 s sent at once and held by the carrier; at
+    1 s, and at 6.5 s, the caller speaks.
 
     What is queued there does not count as heard, the clear goes out though all had been sent, the marks that it gives
     back are not believed, and what comes late of the old speech is dropped.
@@ -180,8 +182,8 @@ def test_echoes_that_the_clear_gave_back_are_not_heard() -> None:
 
 
 def test_a_clear_whose_echoes_never_come_settles_by_the_clock() -> None:
-    """Reproduction 16: a clear that wiped the table of marks, and a call that waited for them to its end.  The next
-    speech is not held up by it."""
+    """Reproduction 16 (bolna#842): a clear that wiped the table of marks, and a call that waited for them to its end.
+    The next speech is not held up by it."""
     far = in_call()
     far.run(3 * SECOND)
     far.gives_marks = False
@@ -292,7 +294,8 @@ def test_xoff_holds_the_sound_back() -> None:
 
 
 def test_a_clear_makes_room_where_no_word_of_it_comes() -> None:
-    """Reproduction 22: Asterisk's flush leaves its counter as it was, so that no MEDIA_XON follows the MEDIA_XOFF."""
+    """Reproduction 22 (asterisk#1304, #2006, #1712): Asterisk's flush leaves its counter as it was, so that no
+    MEDIA_XON follows the MEDIA_XOFF."""
     far = in_call()
     far.run(SECOND)
     far.sink.has_room = False
@@ -317,8 +320,8 @@ def test_a_clear_makes_room_where_no_word_of_it_comes() -> None:
 def test_whatever_happens_nothing_beyond_what_was_sent_is_heard_and_nothing_goes_back(
     moves: list[tuple[str, int, int]],
 ) -> None:
-    """Reproduction 9, a position beyond the end of what was said.  Marks missing, stale, invented and reordered; clears
-    at any time; a carrier that stops and goes on."""
+    """Reproduction 9 (twilio-samples#22), a position beyond the end of what was said.  Marks missing, stale, invented
+    and reordered; clears at any time; a carrier that stops and goes on."""
     sink = FarBuffer()
     far = FarPlayer(sink)
     written: dict[int, int] = {}

@@ -33,7 +33,7 @@ async def test_what_cannot_be_decoded_is_twenty_milliseconds_of_the_lines_own_si
     """Trap: an odd last chunk.  A broken packet, and a tail shorter than a piece: carriers play what they get, and 0x00
     is a bang in mu-law.
 
-    Reproduction 29: tails that one carrier refused for being shorter than 20 ms.
+    Reproduction 29 (bolna#968): tails that one carrier refused for being shorter than 20 ms.
     """
     line = PhoneLine(Asterisk(), clock=MonotonicClock(), on_report=lambda report: None)
     line.receive(json.dumps({"event": "MEDIA_START", "format": law}))
@@ -58,7 +58,7 @@ async def blocks_of(voice: CallerVoice) -> np.ndarray:
 async def test_the_session_gets_sixteen_kilohertz_of_a_line_of_eight() -> None:
     """Trap: 8 kHz for voice activity.  A tone keeps its pitch, and what comes out is as long as what went in.
 
-    Reproduction 30: a turn model that was fed 8 kHz as if it were 16, and was silently wrong.
+    Reproduction 30 (pipecat#3857): a turn model that was fed 8 kHz as if it were 16, and was silently wrong.
     """
     voice = CallerVoice(Hand())
     tone = (8_000 * np.sin(2 * np.pi * 1_000 * np.arange(8_000) / 8_000)).astype(np.int16)
@@ -73,8 +73,8 @@ async def test_the_session_gets_sixteen_kilohertz_of_a_line_of_eight() -> None:
 
 @pytest.mark.parametrize("piece", [80, 160, 172, 480])
 async def test_a_callers_tone_has_no_hiss_however_it_is_cut(piece: int) -> None:
-    """Reproduction 27: resampling piece by piece hisses and ticks.  Beside the tone all is 60 dB below it, and pieces
-    of any size give the same samples."""
+    """Reproduction 27 (pipecat#2070): resampling piece by piece hisses and ticks.  Beside the tone all is 60 dB below
+    it, and pieces of any size give the same samples."""
     tone = (8_000 * np.sin(2 * np.pi * 1_000 * np.arange(16_000) / 8_000)).astype(np.int16)
     cut, whole = CallerVoice(Hand()), CallerVoice(Hand())
     whole.hear(tone, 8_000)
@@ -89,8 +89,8 @@ async def test_a_callers_tone_has_no_hiss_however_it_is_cut(piece: int) -> None:
 
 
 async def test_speech_that_stalls_on_its_way_out_loses_nothing_of_a_word() -> None:
-    """Reproduction 26, outwards: a stall of 250 ms in a word, 24 to 8 kHz.  The line gets a third of the samples, to
-    the last, and the same ones as without the stall."""
+    """Reproduction 26 (pipecat#5769), outwards: a stall of 250 ms in a word, 24 to 8 kHz.  The line gets a third of the
+    samples, to the last, and the same ones as without the stall."""
     word = (8_000 * np.sin(2 * np.pi * 300 * np.arange(24_000) / 24_000)).astype(np.int16)
     encoder = SpeechEncoder(24_000)
     packets = (*encoder.encode(word), *encoder.end())
@@ -121,8 +121,8 @@ async def test_speech_that_stalls_on_its_way_out_loses_nothing_of_a_word() -> No
 
 
 def test_an_asterisk_with_three_faults_is_understood() -> None:
-    """Reproduction 22, by a script: sound before MEDIA_START, a flush after which no MEDIA_XON comes, an odd last
-    frame.
+    """Reproduction 22 (asterisk#1304, #2006, #1712), by a script: sound before MEDIA_START, a flush after which no
+    MEDIA_XON comes, an odd last frame.
 
     The early sound is heard, speech goes on after the flush, and what is sent is a whole number of frames.
     """
@@ -150,7 +150,8 @@ def test_an_asterisk_with_three_faults_is_understood() -> None:
 async def test_a_line_that_stalls_within_a_word_loses_nothing_of_it() -> None:
     """250 ms without a packet, then all of them at once: every sample comes out once, and the tone has no break.
 
-    Reproduction 26: a resampler that forgot its state after 200 ms, and 50 to 100 ms of the word with it.
+    Reproduction 26 (pipecat#5769): a resampler that forgot its state after 200 ms, and 50 to 100 ms of the word with
+    it.
     """
     clock = Hand()
     voice, smooth = CallerVoice(clock), CallerVoice(Hand())
@@ -169,7 +170,8 @@ async def test_a_line_that_stalls_within_a_word_loses_nothing_of_it() -> None:
 
 
 def test_the_laws_differ() -> None:
-    """Trap: A-law.  Read as mu-law it is noise; reproduction 28: a European line that was taken for an American one."""
+    """Trap: A-law.  Read as mu-law it is noise; reproduction 28 (dograh#256): a European line that was taken for an
+    American one."""
     tone = (0.3 * np.sin(2 * np.pi * 440 * np.arange(800) / 8_000)).astype(np.float32)
     wrong = LineCodec("PCMU").decode(LineCodec("PCMA").encode(tone)).astype(np.float32) / 32_768
     right = LineCodec("PCMA").decode(LineCodec("PCMA").encode(tone)).astype(np.float32) / 32_768
