@@ -257,13 +257,23 @@ def cpu_s(pid: int) -> float:
 
 
 async def measure(kind: str, calls: int, port: int) -> dict[str, Any]:
-    chance = random.Random(calls)
     command = (sys.executable, __file__, "--serve", str(port), "--core", str(CORES[0]))
     server = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, limit=1 << 26)
     assert server.stdout is not None
     while b"ready" not in await server.stdout.readline():
         pass
     await asyncio.sleep(0.5)
+    try:
+        return await measured(kind, calls, port, server)
+    finally:
+        if server.returncode is None:
+            server.kill()
+            await server.wait()
+
+
+async def measured(kind: str, calls: int, port: int, server: asyncio.subprocess.Process) -> dict[str, Any]:
+    assert server.stdout is not None
+    chance = random.Random(calls)
     callers = [TwilioCaller() if kind == "websocket" else AudioSocketCaller() for _ in range(calls)]
     starts = [chance.uniform(0, ARRIVE_S) for _ in callers]
     began = time.perf_counter()

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -449,8 +449,8 @@ class AudioSocketConnection(asyncio.Protocol):
         self._call: AudioSocketCall | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport), "TCP is written to"
-        self._call = self._open_call(transport)
+        # uvloop's are none by name.
+        self._call = self._open_call(cast(asyncio.WriteTransport, transport))
         if self._call is None:
             transport.close()
 

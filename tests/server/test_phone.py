@@ -484,6 +484,13 @@ async def test_an_audiosocket_call_is_written_down(tmp_path: Path) -> None:
     assert 1.0 < begins < 2.5
 
 
+def test_asterisk_is_answered_on_the_loop_that_serves() -> None:
+    """uvloop, whose transports are not asyncio's by name."""
+    uvloop = pytest.importorskip("uvloop")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(test_an_agent_that_ends_an_audiosocket_call_hangs_up())
+
+
 async def test_an_agent_that_ends_an_audiosocket_call_hangs_up() -> None:
     async def farewell(session: AgentSession) -> None:
         await session.say("good bye")
