@@ -227,6 +227,7 @@ def call(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     model: Model = "nano",
+    weights: Weights = "",
     device: Device = "cpu",
     threads: Threads = 1,
     voice: Voice = None,

@@ -21,6 +21,8 @@ from breeze_rtc.scheduling.simulator import Utterance, simulate
 from breeze_rtc.scheduling.trace import TraceWriter
 from breeze_rtc.server import doctor
 
+OUT = ("--to", "+4930123456", "--from", "+15550100", "--phone-url", "https://x.example")
+
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
@@ -72,6 +74,9 @@ def test_say_writes_a_wav(run, tmp_path: Path) -> None:
         (("serve", "--port", "0", "--model", "/no/such/model"), "/no/such/model"),
         (("serve", "--host", "192.0.2.1"), "cannot listen on 192.0.2.1"),
         (("serve", "--phone-url", "https://x"), "go with --phone"),
+        (("call", "--carrier", "twilio", "--to", "+49"), "needs --from"),
+        (("call", *OUT, "--carrier", "twilio"), "set TWILIO_ACCOUNT_SID and TWILIO_AUTH_TOKEN"),
+        (("call", *OUT, "--carrier", "pigeon"), "twilio, telnyx, plivo, vonage"),
     ],
 )
 def test_what_a_user_can_put_right_is_one_sentence(run, args: tuple[str, ...], words: str) -> None:
