@@ -102,6 +102,7 @@ RULES: Mapping[str, Policy] = {
     "1 first sound: in its turn": replace(PRODUCT, first_sound=FirstSound.IN_ORDER),
     "2 deferral without a bound": replace(PRODUCT, deferral_is_bounded=False),
     "3 no lead cap": replace(PRODUCT, lead_cap_ns=None),
+    "3 the same lead at any load": replace(PRODUCT, lead_by_load=False),
     "4 chunks by the ladder alone": replace(PRODUCT, chunk_by_slack=False),
     "4 no early flush": replace(PRODUCT, flushes_early=False),
     "5 one prompt at a time": replace(PRODUCT, prefills_together=False),

@@ -18,6 +18,9 @@ PREFILL; the frames per row for CODEC; 1 for BACKBONE and DEPTH.  A prediction i
   its forecaster it is the quantile tracking of Angelopoulos, Candes and Tibshirani, "Conformal PID control for time
   series prediction", 2023.)  It never falls below one: where durations hardly vary, fewer take longer.
 
+What a step took beyond its prediction is also remembered as it is: the *stumble* is the worst of late, forgotten by one
+part in `STUMBLE_STEPS` with each step.  A lead that lasts as long covers the next such step.
+
 What many steps take together is another question: their quantiles do not add up, their means do.  The mean of a kind
 is level x pace x the stage's mean of durations over that, of about the last `MEAN_STEPS` steps.
 
@@ -28,7 +31,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from .histogram import Histogram
@@ -53,6 +56,8 @@ LARGEST_MARGIN = 4 * ONE
 MEAN_STEPS = 64
 LARGEST_RATIO = 8 * ONE
 """What one stall may count for in a mean."""
+STUMBLE_STEPS = 4_096
+"""Half of a stumble is forgotten after 2,800 steps: a minute or two of a machine at work."""
 MEASURED_COUNTS = 16
 """A duration measured before serving counts as so many observations: a machine that is slower than it was then must be
 taken for that before it looks as if this kind of step alone were."""
@@ -116,6 +121,8 @@ class CostTable:
         self._paces = {stage: _Pace() for stage in Stage}
         # Duration over prediction of the steps of which something was known; see `RATIO_BOUNDS`.
         self.ratios = {stage: Histogram(RATIO_BOUNDS) for stage in Stage}
+        # The worst by which a step took longer than predicted, of late; see the module's docstring.
+        self.stumble_ns = 0
         # Goes up with every observation: what was looked up before may have changed.
         self.version = 0
         # What `predict_ns` has answered; forgotten when the stage learns something.
@@ -156,6 +163,7 @@ class CostTable:
         level = self._levels[stage].get(key)
         if level:
             # A kind never seen before says nothing about the pace: what was expected of it was a guess.
+            self.stumble_ns = max(self.stumble_ns - self.stumble_ns // STUMBLE_STEPS, duration_ns - predicted_ns)
             pace.correct(predicted_ns, duration_ns)
             pace.follow(duration_ns * ONE // level)
         self._learn(key, duration_ns * ONE // pace.usual)
@@ -171,10 +179,11 @@ class CostTable:
             "stages": [
                 [int(stage), pace.margin, pace.mean_sum, list(pace.ratios)] for stage, pace in self._paces.items()
             ],
+            "stumble_ns": self.stumble_ns,
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Iterable[Iterable[Any]]]) -> CostTable:
+    def from_state(cls, state: Mapping[str, Any]) -> CostTable:
         """The table whose `state()` was `state`.  Raises ValueError, TypeError or KeyError for anything else."""
         table = cls()
         for stage, bucket, size, durations in state["kinds"]:
@@ -186,6 +195,7 @@ class CostTable:
             pace.mean_sum = _natural(mean_sum)
             pace.ratios.extend(_natural(ratio) for ratio in ratios)
             pace.settle()
+        table.stumble_ns = _natural(state["stumble_ns"])
         return table
 
     def _learn(self, key: CostKey, duration_ns: int) -> None:

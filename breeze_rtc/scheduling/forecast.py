@@ -55,6 +55,11 @@ class Forecast:
         mean_ns = stage_ns(self._costs.mean_ns, self._specs, stage, rows, units)
         return (mean_ns + self.stage_ns(stage, rows, units)) // 2
 
+    @property
+    def stumble_ns(self) -> int:
+        """By how much a step took longer than predicted, at worst and of late."""
+        return self._costs.stumble_ns if self._is_on else 0
+
     def frame_ns(self, rows: int) -> int:
         """One frame for `rows`."""
         time_ns = self._frames.get(rows)

@@ -55,6 +55,8 @@ class Policy:
     """No first sound waits for others longer than its class allows (`DEFERRAL_NS`)."""
     lead_cap_ns: int | None = 1_200 * MS
     """Interactive streams are made at most this far ahead of the ear; None: as far as there is time."""
+    lead_by_load: bool = True
+    """A machine with time to spare keeps less than that: what it needs to make the next chunk, and to stumble."""
     ladder: tuple[int, ...] = LADDER
     """Codec frames per chunk, climbing.  One rung is a fixed chunk."""
     chunk_by_slack: bool = True
@@ -89,6 +91,7 @@ class Policy:
             self,
             order=Order.ROUND_ROBIN if self.order is Order.SLACK else self.order,
             first_sound=FirstSound.IN_ORDER if self.first_sound is FirstSound.FEASIBLE else self.first_sound,
+            lead_by_load=False,
             chunk_by_slack=False,
             flushes_early=False,
             waits_for_rows=False,

@@ -568,7 +568,7 @@ class Scheduler:
     def _set_target(self, s: Stream, last: int, late_ns: int, lead_ns: int) -> None:
         """Choose the size of the next chunk, after one of `last` frames."""
         policy, ladder = self._policy, self._ladder
-        longest = self._survey.longest_chunk(s)
+        longest = self._survey.longest_chunk_now(s)
         lead_cap_ns = self._survey.lead_cap_ns
         if s.interactive and s.pending and lead_cap_ns is not None:
             # The next chunk has begun already, and must end below the cap as well.

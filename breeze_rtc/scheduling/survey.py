@@ -10,6 +10,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from operator import attrgetter
 
+from ..clock import MS
 from .chunking import flush_at, largest_rung, longest_chunk
 from .forecast import Forecast
 from .policy import Policy
@@ -23,6 +24,11 @@ LEAST_LEAD_CHUNKS = 4
 """... or the time that so many such chunks take: the slower the machine, the longer it may stumble."""
 STRAINED_LEAD_PERCENT = 67
 """Of the lead cap, when there is little room.  More than half: the largest chunk still ends below it."""
+LEAST_LEAD_CAP_NS = 480 * MS
+"""The lead cap of a machine that has nothing else to do and never stumbles.  Half of it is always there when the next
+chunk is begun: what a process may be kept from its processor for without anybody hearing it."""
+AHEAD = 2
+"""The lead is what it would have to be with so many times as many streams: it is made while there is time for it."""
 
 
 class Work:
@@ -78,8 +84,10 @@ class Survey:
     def __init__(self, policy: Policy, forecast: Forecast, *, frame_ns: int) -> None:
         """frame_ns: what one codec frame lasts."""
         self._policy = policy
-        # Interactive streams are made at most this far ahead of the ear.
+        # Interactive streams are made at most this far ahead of the ear, and what that was at the last look.
         self.lead_cap_ns = policy.lead_cap_ns
+        self._looked_with_cap_ns = policy.lead_cap_ns or 0
+        self._is_strained = False
         self._flushes_early = policy.flushes_early
         self._forecast = forecast
         self._frame_ns = frame_ns
@@ -94,11 +102,11 @@ class Survey:
         # (time, stream id), the earliest first; out of date where it is not the `rests_until` of the stream.
         self._alarms: list[tuple[int, int]] = []
         # Predicted time with all open streams in it: of one frame, of a one-frame codec step, and of those sizes that
-        # somebody asked for; and whether a frame for two takes less than two frames.
+        # somebody asked for; and whether a chunk need not be begun as soon as it may.
         self.frame_cost_ns = 0
         self.codec_cost_ns = 0
         self._chunk_costs_ns: dict[int, int] = {}
-        self._batching_saves = False
+        self._rests_long = False
         # How long before the deadline a chunk is sent that would be full too late.
         self._flush_ns = 0
         # How much sound is left when a stream with a listener must begin a chunk, by its frames, and the most.
@@ -124,11 +132,8 @@ class Survey:
         """Somebody began for whom there was little room, or has left: the others keep less sound in hand, or as much
         as before.
         """
-        lead_cap_ns = self._policy.lead_cap_ns
-        if lead_cap_ns is not None and is_strained:
-            lead_cap_ns = lead_cap_ns * STRAINED_LEAD_PERCENT // 100
-        if lead_cap_ns != self.lead_cap_ns:
-            self.lead_cap_ns = lead_cap_ns
+        if is_strained is not self._is_strained:
+            self._is_strained = is_strained
             self._costs_are_for = (0, -1)
             for s in list(self._resting.values()):
                 self.touch(s)
@@ -147,6 +152,7 @@ class Survey:
             if s is not None:
                 self.touch(s)
         self.look_up_costs()
+        self._follow_lead_cap()
         work = Work()
         self._look_with_care(work, now)
         self._look_at_filling(work, now)
@@ -289,8 +295,14 @@ class Survey:
         return least_ns
 
     def longest_chunk(self, s: Stream) -> int:
-        """Frames of the largest chunk the stream may have."""
+        """Frames of the largest chunk the stream may ever have."""
         return self._longest_interactive if s.interactive else self._policy.ladder[-1]
+
+    def longest_chunk_now(self, s: Stream) -> int:
+        """Frames of the largest chunk the stream may have with the lead that is kept now."""
+        if not s.interactive or self.lead_cap_ns == self._policy.lead_cap_ns:
+            return self.longest_chunk(s)
+        return longest_chunk(self._policy.ladder, self._frame_ns, self.lead_cap_ns)
 
     def ready_chunk(self, s: Stream) -> int:
         """Frames of the chunk to decode now."""
@@ -382,10 +394,40 @@ class Survey:
         self._chunk_costs_ns.clear()
         self._keeps_ns.clear()
         self._flush_ns = -flush_at(0, self.frame_cost_ns, self.codec_cost_ns, self._policy.guard_ns)
-        self._batching_saves = self._policy.waits_for_rows and forecast.frame_ns(2) < 2 * forecast.frame_ns(1)
+        batching_saves = self._policy.waits_for_rows and forecast.frame_ns(2) < 2 * forecast.frame_ns(1)
+        self._rests_long = batching_saves or self._policy.lead_by_load
         self._longest_keep_ns = NEVER
-        if self._batching_saves and self.lead_cap_ns is not None:
+        self.lead_cap_ns = self._lead_cap()
+        if self._rests_long and self.lead_cap_ns is not None:
             self._longest_keep_ns = self._keep_ns(self._longest_interactive)
+
+    def _lead_cap(self) -> int | None:
+        """How far ahead interactive streams are made now, in whole frames below the policy's cap.
+
+        Twice what must be there when a chunk is begun: a few such chunks, by what they would take with twice as many
+        streams as there are, or the worst that a step has lately taken beyond its prediction.  So it grows to the
+        policy's while there is still time to make it, and an interruption throws little away where little is needed.
+        """
+        most_ns = self._policy.lead_cap_ns
+        if most_ns is None:
+            return None
+        if self._is_strained:
+            most_ns = most_ns * STRAINED_LEAD_PERCENT // 100
+        if not self._policy.lead_by_load:
+            return most_ns
+        soon = AHEAD * self._costs_are_for[0]
+        chunk_ns = self._longest_interactive * self._forecast.frame_ns(soon) + self._forecast.codec_ns(soon)
+        keep_ns = max(LEAST_LEAD_CHUNKS * chunk_ns, self._forecast.stumble_ns + chunk_ns)
+        frames = -(-LEAST_LEAD_SHARE * keep_ns // self._frame_ns)
+        return min(most_ns, max(LEAST_LEAD_CAP_NS, frames * self._frame_ns))
+
+    def _follow_lead_cap(self) -> None:
+        """Where more lead is kept than at the last look, who rests may have to begin already."""
+        lead_cap_ns = self.lead_cap_ns or 0
+        if lead_cap_ns > self._looked_with_cap_ns:
+            for s in list(self._resting.values()):
+                self.touch(s)
+        self._looked_with_cap_ns = lead_cap_ns
 
     def _asleep_until(self, at_ns: int, stream: int) -> Stream | None:
         """The stream of an alarm that is not out of date."""
@@ -396,9 +438,10 @@ class Survey:
         """For a stream that has spoken: when its frames should go to CODEC; when BACKBONE should start its next
         frame; when it may, riding in a step that runs anyway.
 
-        A chunk may be begun when it will end below the lead cap, and once begun is completed.  If a frame for two takes
-        less than two frames, it need not be begun yet: whoever may waits for the first who must, so that they run
-        together, and the machine is free for first sounds in between.  Who must has several times the slack it needs.
+        A chunk may be begun when it will end below the lead cap, and once begun is completed.  It need not be begun
+        yet, since what is not made is not thrown away; and if a frame for two takes less than two frames, whoever may
+        waits for the first who must, so that they run together, and the machine is free for first sounds in between.
+        Who must has several times the slack it needs.
         """
         if s.speech_ended or s.started >= s.max_frames:
             # Even if the listener is paused: then the stream ends, and what it holds is free.
@@ -424,7 +467,7 @@ class Survey:
         if lead_cap_ns is None or not s.interactive:
             return 0, 0
         may_at = deadline_ns + (pending + s.target) * self._frame_ns - lead_cap_ns
-        if not self._batching_saves:
+        if not self._rests_long:
             return may_at, may_at
         must_at = deadline_ns - (self._keeps_ns.get(s.target) or self._keep_ns(s.target))
         return (must_at, may_at) if must_at > may_at else (may_at, may_at)
@@ -432,9 +475,13 @@ class Survey:
     def _keep_ns(self, frames: int) -> int:
         """How much sound is left when a chunk of so many frames must be begun; call it where there is a lead cap."""
         assert self.lead_cap_ns is not None
-        chunk_ns = frames * self.frame_cost_ns + self.codec_cost_ns
-        keep_ns = self._keeps_ns[frames] = max(self.lead_cap_ns // LEAST_LEAD_SHARE, LEAST_LEAD_CHUNKS * chunk_ns)
+        work_ns = LEAST_LEAD_CHUNKS * self._chunk_work_ns(frames)
+        keep_ns = self._keeps_ns[frames] = max(self.lead_cap_ns // LEAST_LEAD_SHARE, work_ns)
         return keep_ns
+
+    def _chunk_work_ns(self, frames: int) -> int:
+        """Predicted time of a chunk with everybody in it."""
+        return frames * self.frame_cost_ns + self.codec_cost_ns
 
 
 def can_start(s: Stream) -> bool:

@@ -21,7 +21,7 @@ from .scheduler import Scheduler
 from .step import RowResult, Stage, StageSpec, Step, StepResult
 from .stream import Feed, Priority
 
-VERSION = 2
+VERSION = 3
 
 
 class TraceWriter:

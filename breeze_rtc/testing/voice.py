@@ -140,7 +140,7 @@ class ToneVoice(Engine):
             slots=_SLOTS,
             kv_pages=_PAGES,
             page_tokens=_PAGE_TOKENS,
-            # A step takes as long for many rows as for one: where that is known, streams keep less in hand.
+            # A step takes as long for many rows as for one.
             costs=CostTable({(stage, bucket, 1): cost for stage, cost in _COSTS.items() for bucket in _BUCKETS}),
             policy=self._policy,
         )

@@ -23,6 +23,8 @@ SPECS = {
     Stage.DEPTH: StageSpec(max_rows=8, buckets=BUCKETS),
     Stage.CODEC: StageSpec(max_rows=8, buckets=BUCKETS),
 }
+SAME_LEAD = Policy(lead_by_load=False)
+"""The product, but for the lead, which is the same whatever the machine has to do."""
 COSTS_MS = {Stage.TEXT: 2, Stage.PREFILL: 5, Stage.BACKBONE: 3, Stage.DEPTH: 7, Stage.CODEC: 4}
 """Every step of a stage takes the same time, whatever its bucket."""
 
@@ -57,7 +59,7 @@ class Desk:
             kv_pages=kv_pages,
             page_tokens=16,
             costs=table or costs(),
-            policy=policy,
+            policy=policy or SAME_LEAD,
         )
         self.now = 0
         self.frames: dict[int, int] = {}
@@ -104,9 +106,10 @@ class Desk:
     def takes_ms(self, step: Step) -> int:
         return COSTS_MS[step.stage]
 
-    def done(self, step: Step, *, error: str = "") -> None:
+    def done(self, step: Step, *, error: str = "", extra_ms: int = 0) -> None:
+        """extra_ms: so much longer than it should take."""
         self.steps.append(step)
-        duration_ns = self.takes_ms(step) * MS
+        duration_ns = (self.takes_ms(step) + extra_ms) * MS
         self.now += duration_ns
         rows = tuple(
             RowResult(

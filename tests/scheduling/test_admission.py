@@ -23,6 +23,7 @@ from breeze_rtc.scheduling.step import (
 )
 from breeze_rtc.scheduling.stream import Feed, Priority
 
+SAME_LEAD = Policy(lead_by_load=False)
 SPECS = {stage: StageSpec(max_rows=4, buckets=(1, 2, 4), max_tokens=64) for stage in Stage}
 RATE, FRAME = 24_000, 1_920
 FRAME_NS = 80 * MS
@@ -92,7 +93,7 @@ class House:
             kv_pages=kv_pages,
             page_tokens=16,
             costs=CostTable(measured),
-            policy=policy,
+            policy=policy or SAME_LEAD,
         )
         self.now = 0
         self.next_id = 1
@@ -171,9 +172,10 @@ TEN_LISTENERS = {Stage.BACKBONE: 2.0, Stage.DEPTH: 4.0, Stage.CODEC: 4.0}
 of eight; ten take 87 % and eleven 96 %."""
 
 
-def test_a_call_more_than_the_machine_can_serve_waits_and_is_refused() -> None:
+@pytest.mark.parametrize("policy", [Policy(), SAME_LEAD])
+def test_a_call_more_than_the_machine_can_serve_waits_and_is_refused(policy: Policy) -> None:
     """Half a second later, with what it lacks and when to come back; nobody who speaks was late."""
-    house = House(TEN_LISTENERS)
+    house = House(TEN_LISTENERS, policy=policy)
     while True:
         stream, slot = house.open()
         if slot is None:

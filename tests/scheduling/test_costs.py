@@ -248,6 +248,7 @@ def test_a_broken_state_is_refused() -> None:
         good | {"kinds": [[3, 4, [5]]]},
         good | {"stages": [[3, 1.5, 64_000, [1000]]]},
         good | {"stages": 7},
+        good | {"stumble_ns": -1},
     ):
         with pytest.raises((ValueError, TypeError, KeyError)):
             CostTable.from_state(broken)

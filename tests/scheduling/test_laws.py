@@ -53,6 +53,7 @@ policies = st.just(Policy(lead_cap_ns=LEAD_CAP_NS)) | st.builds(
     first_sound=st.sampled_from(FirstSound),
     deferral_is_bounded=st.booleans(),
     lead_cap_ns=st.sampled_from([None, 1, LEAD_CAP_NS, 1_200 * MS]),
+    lead_by_load=st.booleans(),
     ladder=st.sampled_from([LADDER, (1,), (1, 4), (3,), (2, 3, 16)]),
     chunk_by_slack=st.booleans(),
     flushes_early=st.booleans(),

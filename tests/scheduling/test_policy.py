@@ -106,6 +106,7 @@ def test_a_policy_that_names_an_unknown_rule_is_refused() -> None:
         {"first_sound": FirstSound.IN_ORDER},
         {"lead_cap_ns": None},
         {"lead_cap_ns": 600 * MS},
+        {"lead_by_load": False},
         {"ladder": (1, 4)},
         {"chunk_by_slack": False},
         {"flushes_early": False},
@@ -200,11 +201,46 @@ def test_deferral_has_a_bound(is_bounded: bool, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("cap_ms", [400, 1_200, None])
 def test_the_lead_cap_bounds_what_is_made_ahead(cap_ms: int | None) -> None:
     """None: as far as there is time."""
-    (outcome,), _ = simulated(Policy(lead_cap_ns=cap_ms and cap_ms * MS), [Utterance(frames=100)])
+    policy = Policy(lead_cap_ns=cap_ms and cap_ms * MS, lead_by_load=False)
+    (outcome,), _ = simulated(policy, [Utterance(frames=100)])
     if cap_ms is None:
         assert outcome.most_ahead_ns > 4_000 * MS
     else:
         assert cap_ms * MS // 2 < outcome.most_ahead_ns <= cap_ms * MS
+
+
+def test_an_idle_machine_keeps_little_ahead_and_a_busy_one_as_much_as_ever() -> None:
+    """One listener of an H100 has half a second in hand; among fifty as much as the cap allows.  Nobody has a gap."""
+    ahead = []
+    for streams in (1, 50):
+        outcomes, _ = simulated(Policy(), speech(streams + 20), concurrency=streams)
+        assert gaps(outcomes) == 0
+        ahead.append(max(outcome.most_ahead_ns for outcome in outcomes) // MS)
+    print(ahead)
+    assert ahead[0] <= 560
+    assert ahead[1] > 900
+
+
+def test_a_machine_that_stumbles_keeps_more_ahead() -> None:
+    """A step that takes 400 ms more than it should, once: from then on there is sound for as long."""
+    desk = Desk(policy=Policy())
+    desk.open(1, frames=200)
+    leads = []
+    for until_ms in (4_000, 8_000):
+        least = 1 << 60
+        while desk.now < until_ms * MS:
+            desk.until(desk.now // MS + 20)
+            if desk.now > (until_ms - 2_000) * MS:
+                least = min(least, desk.lead_ms(1))
+        leads.append(least)
+        while (step := desk.scheduler.next_step(desk.now)) is None or step.stage is not Stage.BACKBONE:
+            if step is not None:
+                desk.done(step)
+            desk.now += MS
+        desk.done(step, extra_ms=400)
+    print(leads)
+    assert leads[0] < 300
+    assert leads[1] >= 400
 
 
 def test_a_ladder_of_one_rung_is_a_fixed_chunk() -> None:
@@ -265,8 +301,9 @@ def test_prompts_run_together_unless_the_policy_says_otherwise(policy: Policy, r
 def test_rows_that_wait_for_each_other_save_steps_and_make_nobody_late() -> None:
     """Twelve streams far ahead: a fifth of the machine's time is saved, and every wait left everybody slack."""
     calls = speech(60)
-    waiting, waiting_steps = simulated(Policy(), calls, concurrency=12)
-    hasty, hasty_steps = simulated(Policy(waits_for_rows=False), calls, concurrency=12)
+    far = Policy(lead_by_load=False)
+    waiting, waiting_steps = simulated(far, calls, concurrency=12)
+    hasty, hasty_steps = simulated(replace(far, waits_for_rows=False), calls, concurrency=12)
     assert gaps(waiting) == gaps(hasty) == 0
     assert len(waiting_steps) < 0.8 * len(hasty_steps)
     waits = [step for step in waiting_steps if step.why is Why.JOINS_CODEC]
@@ -285,8 +322,9 @@ def test_waiting_saves_nothing_where_rows_cost_what_they_cost_alone() -> None:
         Stage.CODEC: LinearCost(0, unit_ns=1 * MS),
     }
     calls = speech(20)
-    _, steps = simulated(Policy(), calls, concurrency=4, machine=alone, seed=None)
-    _, hasty_steps = simulated(Policy(waits_for_rows=False), calls, concurrency=4, machine=alone, seed=None)
+    far = Policy(lead_by_load=False)
+    _, steps = simulated(far, calls, concurrency=4, machine=alone, seed=None)
+    _, hasty_steps = simulated(replace(far, waits_for_rows=False), calls, concurrency=4, machine=alone, seed=None)
     assert stages(steps) == stages(hasty_steps)
 
 

@@ -157,8 +157,8 @@ def test_a_burst_does_not_starve_listeners_who_are_short() -> None:
 
 def test_nobody_is_generated_past_the_lead_cap() -> None:
     """1.2 s for a listener without a buffer; a batch has no cap."""
-    outcomes = run([*speech(40), Utterance(frames=100, interactive=False, priority=Priority.BATCH)], concurrency=12)
-    assert 1_000 * MS < max(outcome.most_ahead_ns for outcome in outcomes[:-1]) <= 1_200 * MS
+    outcomes = run([*speech(80), Utterance(frames=100, interactive=False, priority=Priority.BATCH)], concurrency=48)
+    assert 900 * MS < max(outcome.most_ahead_ns for outcome in outcomes[:-1]) <= 1_200 * MS
     assert outcomes[-1].most_ahead_ns > 2_000 * MS
 
 
