@@ -212,10 +212,9 @@ class Moonshine:
     def transcribe(self, samples: Samples) -> str:
         """16 kHz mono float32 in [-1, 1] -> text, "" for sound without words."""
         audio = samples[None]
-        (hidden,) = self._encoder.run(
-            None, {"input_values": audio, "attention_mask": np.ones(audio.shape, dtype=np.int64)}
-        )
-        mask = np.ones(hidden.shape[:2], dtype=np.int64)
+        # Of samples, for the decoder too: it takes each 384th, as many as there are hidden frames.
+        mask = np.ones(audio.shape, dtype=np.int64)
+        (hidden,) = self._encoder.run(None, {"input_values": audio, "attention_mask": mask})
         empty = np.zeros((1, _HEADS, 0, _HEAD_DIM), dtype=np.float32)
         cache: dict[str, Any] = {
             f"past_key_values.{layer}.{side}.{part}": empty

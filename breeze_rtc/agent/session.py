@@ -39,6 +39,9 @@ __all__ = ["AgentSession", "Call", "Callbacks", "Ears", "Recovery", "SpeechHandl
 log = logging.getLogger(__name__)
 
 _DOUBT_POLL_S = 0.1
+_SHORTEST_WORD_MS = 224
+"""Voice that holds a word.  "No" has 290 ms of it and more; of 150 ms cut out of speech, most have 192 at most, and a
+recogniser makes words of them all the same."""
 _NOISE_TAIL_S = 1.0  # of a sound without words that does not stop, so much may be the beginning of some
 _STATE_NAMES = {
     State.LISTENING: "listening",
@@ -493,7 +496,7 @@ class AgentSession:
 
     def understood(self, text: str, seconds: float, *, is_lull: bool) -> None:
         """So much of what is being said holds these words."""
-        interrupts = self._manners.interrupts(text)
+        interrupts = self._interrupts(text)
         if text and self.state in (State.HEARING, State.OVERLAP) and (interrupts or self.state is State.HEARING):
             self._show(text)
         if self.state is State.LISTENING and text:  # words in a sound that had held none
@@ -512,6 +515,10 @@ class AgentSession:
         elif self.state in (State.THINKING, State.SPEAKING):
             self._listening.keep_last(_NOISE_TAIL_S)
 
+    def _interrupts(self, text: str) -> bool:
+        """Whether the sound over the agent's speech was long enough for words, and these are such."""
+        return self._listening.gate.voiced_ms >= _SHORTEST_WORD_MS and self._manners.interrupts(text)
+
     def failed(self, error: Exception) -> None:
         """The recogniser raised."""
         self._has_lost_words = True
@@ -527,7 +534,7 @@ class AgentSession:
         if self._ears is None:
             has_words = not has_agent_the_floor or voiced_s >= self._manners.min_interruption_duration_s
         else:
-            has_words = self._manners.interrupts(text) if has_agent_the_floor else bool(text)
+            has_words = self._interrupts(text) if has_agent_the_floor else bool(text)
         if has_words:
             self._unanswered = _now() - self._listening.gate.silent_ms / 1000, _now()
             self._has_shown = False

@@ -53,6 +53,18 @@ def test_sound_without_words_is_no_text() -> None:
 
 
 @installed
+def test_a_turn_of_a_quarter_minute_is_read_to_its_end() -> None:
+    """The decoder looks at the sound through a mask, and one of the wrong length failed from 9.2 s on."""
+    model = listen.Moonshine(listen.model_folder())
+    said = "Please tell me what time it is. What is the weather like today? " * 4
+    sound = spoken(said)
+    assert len(sound) > 11 * 16_000
+    read = words(model.transcribe(sound[: 16_000 * 25]))
+    assert read[:7] == words(said)[:7]
+    assert read[-2:] == ["like", "today"]
+
+
+@installed
 async def test_a_worker_that_dies_is_replaced_and_a_closed_one_is_gone() -> None:
     """The turn during which it died is read all the same; close() may be called twice, and later turns are refused."""
     listener = Listener()

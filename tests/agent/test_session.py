@@ -506,6 +506,20 @@ def test_a_short_noise_does_not_interrupt() -> None:
     on_stage(act, **hearing("never read"))
 
 
+def test_a_sound_too_short_for_a_word_does_not_interrupt_whatever_it_is_read_as() -> None:
+    """It holds the agent, which goes on when the sound has been read; a recogniser hears words in anything."""
+
+    async def act(stage: Stage) -> None:
+        handle = stage.session.say(NUMBERS)
+        await asyncio.sleep(2)
+        await stage.call.speak(voiced_s=0.192, silent_s=1.0)
+        assert stage.call.resumes
+        assert not (await handle).interrupted
+
+    stage = on_stage(act, Callbacks(on_user_turn=echo), **hearing("oh no"))
+    assert history(stage) == [("assistant", NUMBERS)]
+
+
 def test_after_a_noise_without_words_the_agent_goes_on_where_the_ear_was() -> None:
     """A longer cough holds the agent; the same stream goes on at the first unheard sample, and nobody asks again."""
     closed: list[str] = []

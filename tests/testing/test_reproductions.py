@@ -18,9 +18,12 @@ import pytest
 from barge_ins import STORY, STORYTELLER
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from speech import spoken
 
 from breeze_rtc.agent.session import AgentSession, Callbacks, Recovery, UserTurn
 from breeze_rtc.agent.text import SpokenText
+from breeze_rtc.agent.vad import VoiceActivity
 from breeze_rtc.testing import Caller, Network, ToneVoice, run
 
 
@@ -194,6 +197,50 @@ def test_a_noise_takes_the_word_from_nobody(says: str) -> None:
             assert [word.word.index for word in heard] == list(range(len(STORY.split())))
             assert all(word.sounded_s > word.word.voiced_s - 0.06 for word in heard)
             assert not caller.session.history[-1].interrupted
+
+    run(call())
+
+
+def babble(seconds: float) -> NDArray[np.float32]:
+    """Six voices at once, 10 dB below a caller of -24 dB."""
+    text = "Would you pass me the salt? They say it will rain tomorrow. I have not seen her for years. "
+    mixed = np.zeros(round(seconds * 16_000), np.float32)
+    for number, kind in enumerate(("m1", "m3", "m5", "f1", "f2", "f4")):
+        voice = spoken(text, f"en-us+{kind}")
+        mixed += np.resize(np.roll(voice / np.sqrt(np.square(voice).mean()), 7_000 * number), len(mixed))
+    return (mixed * 0.06 * 10 ** (-10 / 20) / np.sqrt(np.square(mixed).mean())).astype(np.float32)
+
+
+def test_a_room_full_of_voices_holds_the_agent_once() -> None:
+    """Twelve seconds of babble, 10 dB below what a caller has, through the real voice activity: where nobody makes
+    words of it the agent is held for two seconds, says the rest over it, and nothing is cut.  What a recogniser makes
+    of such babble is in `bench/noise.py`.
+
+    Reproduction 44 (pipecat#3036, #1391).
+    """
+    heard: list[float] = []
+
+    class Ears:
+        async def transcribe(self, samples: NDArray[np.float32]) -> str:
+            heard.append(len(samples) / 16_000)
+            return ""
+
+    async def call() -> None:
+        activity = VoiceActivity()
+        async with Caller(STORYTELLER, ears=Ears(), activity=activity) as caller:
+            await caller.type("go", waits=False)
+            await caller.first_sound()
+            await caller.wait(1.0)
+            began = caller.now
+            await caller.sound(babble(12.0), waits=False)
+            spoken_s = sum(word.sounded_s for word in caller.ear.words if word.start_s > began)
+            print(len(heard), round(spoken_s, 1), [round(gap, 2) for gap in caller.ear.gaps_s])
+            assert heard, "the voice activity took it for a voice"
+            assert spoken_s > 7.0
+            await caller.quiet()
+            assert not any(message.interrupted for message in caller.session.history)
+            assert caller.session.history[-1].text.strip() == STORY
+        activity.close()
 
     run(call())
 
