@@ -47,6 +47,12 @@ class Decoder:
         """A packet that arrived -> (N,); None where it is no Opus packet."""
         return self._run(payload, len(self._pcm), fec=False)
 
+    def decode_int16(self, payload: bytes) -> NDArray[np.int16] | None:
+        """The same in 16 bits, as lines write it: what is beyond full scale is bent back softly."""
+        pcm = np.empty(len(self._pcm), np.int16)
+        count = self._lib.opus_decode(self._state, payload, len(payload), pcm.ctypes.data, len(pcm), 0)
+        return pcm[:count] if count >= 0 else None
+
     def recover(self, next_payload: bytes, samples: int) -> NDArray[np.float32] | None:
         """The `samples` before the packet `next_payload`, from what it carries of them; concealed where it carries
         nothing.  That packet is decoded next.  None where it is no Opus packet."""
@@ -130,7 +136,7 @@ def _libopus() -> Any:
     lib.opus_decoder_create.restype = ctypes.c_void_p
     lib.opus_decoder_destroy.argtypes = [ctypes.c_void_p]
     lib.opus_decoder_destroy.restype = None
-    lib.opus_decode_float.argtypes = [
+    lib.opus_decode.argtypes = lib.opus_decode_float.argtypes = [
         *(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32),
         *(ctypes.c_void_p, ctypes.c_int, ctypes.c_int),
     ]

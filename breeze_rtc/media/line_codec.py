@@ -32,10 +32,13 @@ class LineCodec:
 
     def encode(self, samples: NDArray[np.float32]) -> bytes:
         """(N,) in [-1, 1] -> bytes; what lies beyond is clipped."""
-        scaled = np.clip(np.rint(samples * 32_768.0), -32_768, 32_767).astype(np.int16)
+        return self.write(np.clip(np.rint(samples * 32_768.0), -32_768, 32_767).astype(np.int16))
+
+    def write(self, samples: NDArray[np.int16]) -> bytes:
+        """(N,) int16 -> bytes."""
         if self.name == "L16":
-            return bytes(scaled.astype(">i2" if self.is_big_endian else "<i2").data)
-        return bytes(_written(self.name)[scaled.view(np.uint16)].data)
+            return samples.astype(">i2" if self.is_big_endian else "<i2", copy=False).tobytes()
+        return _written(self.name)[samples.view(np.uint16)].tobytes()
 
     def decode(self, payload: bytes) -> NDArray[np.int16]:
         """Bytes -> (N,) int16.  Half a sample at the end is left out."""

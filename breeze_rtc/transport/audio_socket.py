@@ -184,11 +184,11 @@ class AudioSocketLine:
             return
         if self._decoder is None or self._decoder[0] != slot.stream:
             self._decoder = (slot.stream, Decoder(8_000))
-        samples = self._decoder[1].decode(slot.payload)
+        samples = self._decoder[1].decode_int16(slot.payload)
         if samples is None or len(samples) != 160:
             self._transport.write(_SILENCE)
         else:
-            self._transport.write(message(0x10, SOUND[0x10].encode(samples)))
+            self._transport.write(message(0x10, SOUND[0x10].write(samples)))
 
     def _ear_ticks(self) -> int:
         if self.sink.clock is None:

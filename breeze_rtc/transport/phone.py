@@ -177,11 +177,11 @@ class PhoneLine:
         """A packet as the line writes it: 20 ms, whatever the decoder thinks of it."""
         if self._decoder is None or self._decoder[0] != stream:
             self._decoder = (stream, Decoder(codec.sample_rate))
-        samples = self._decoder[1].decode(packet.payload)
+        samples = self._decoder[1].decode_int16(packet.payload)
         wanted = codec.sample_rate // 50
         if samples is None or len(samples) != wanted:
             return codec.silence(wanted)
-        return codec.encode(samples)
+        return codec.write(samples)
 
     def _hear(self, payload: bytes | None) -> None:
         if self.started is None:

@@ -292,10 +292,10 @@ class RtpLine:
     def _written(self, stream: int, payload: bytes) -> bytes:
         if self._decoder is None or self._decoder[0] != stream:
             self._decoder = (stream, Decoder(RATE))
-        samples = self._decoder[1].decode(payload)
+        samples = self._decoder[1].decode_int16(payload)
         if samples is None or len(samples) != SLOT_SAMPLES:
             return self._codec.silence(SLOT_SAMPLES)
-        return self._codec.encode(samples)
+        return self._codec.write(samples)
 
     def _report(self, now: int, *, is_bye: bool = False) -> None:
         if self._rtcp_address is None or self.sink.clock is None or self.sink.is_held:

@@ -114,3 +114,15 @@ def test_whether_redundancy_is_there_is_in_the_second_byte() -> None:
     assert [has_fec(payload) for payload in packets] == told
     assert any(told)
     assert not all(told)
+
+
+def test_sixteen_bits_are_the_same_sound() -> None:
+    """To half a step of 16 bits, at a line's 8 kHz; what is no packet is none."""
+    packets = SpeechEncoder(16_000).encode(voice(1.0))
+    one, two = Decoder(8_000), Decoder(8_000)
+    for packet in packets:
+        floats, shorts = one.decode(packet.payload), two.decode_int16(packet.payload)
+        assert floats is not None
+        assert shorts is not None
+        assert np.abs(shorts - floats * 32_768).max() <= 0.51
+    assert two.decode_int16(b"\xff\xff\xff") is None
