@@ -405,7 +405,7 @@ def steps_part(
     began_ns = clock.now()
     executor.record_graphs(CudaRecorder() if device.type == "cuda" else EmulatedRecorder())
     graphs_s = (clock.now() - began_ns) / SECOND
-    count = len(executor.graphs.graphs) if executor.graphs is not None else 0
+    count = len(executor.graphs.table.graphs) if executor.graphs is not None else 0
     print(f"   {count} graphs {'captured' if device.type == 'cuda' else 'emulated'} in {graphs_s:.1f} s", flush=True)
 
     print("2. With graphs and without, the same streams:", flush=True)

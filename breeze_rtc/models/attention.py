@@ -6,6 +6,7 @@ cost.  `checkpoint` joins the published matrices when it loads them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,6 +54,53 @@ class KVCache(Protocol):
 
         q (B, T, heads, D); k, v (B, kv_heads, T, D), all rotated.  Returns (B, T, heads * D).
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Pieces of unequal length that stand one behind another along an axis of N tokens, so that products have no pads
+    between them; attention, where no piece may see another, asks for them as rows."""
+
+    places: Tensor
+    """(R, T) int64: where token t of piece r stands; behind its end, where its first token does."""
+    back: Tensor
+    """(N,) int64: r * T + t of each token; 0 behind the last piece."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], tokens: int, rows: int, longest: int) -> Ragged:
+        """On the host.  tokens, rows, longest: N, R and T, at least what the pieces take."""
+        places = torch.zeros(rows, longest, dtype=torch.int64)
+        back = torch.zeros(tokens, dtype=torch.int64)
+        start = 0
+        for row, length in enumerate(lengths):
+            places[row] = start
+            places[row, :length] = torch.arange(start, start + length)
+            back[start : start + length] = torch.arange(row * longest, row * longest + length)
+            start += length
+        return cls(places, back)
+
+    @property
+    def offsets(self) -> Tensor:
+        """(N,): how far each token is behind the beginning of its piece."""
+        return self.back % self.places.shape[1]
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Each piece over columns of its own: a column that a query may not see adds an exact zero.
+
+        q (1, N, heads, D); keys, values (kv_heads, R, C, D); mask (R, T, C), added to the scores.
+        Returns (1, N, heads * D).
+        """
+        _, _, heads, D = q.shape
+        kv_heads = keys.shape[0]
+        groups = heads // kv_heads
+        R, T = self.places.shape
+        # The queries that share a key head are the rows of one product.
+        q = q[0, self.places].view(R, T, kv_heads, groups, D).permute(2, 0, 3, 1, 4).reshape(kv_heads, R, groups * T, D)
+        scores = (q @ keys.transpose(-1, -2)).view(kv_heads, R, groups, T, -1)
+        scores = torch.add(mask[:, None], scores, alpha=D**-0.5)
+        weights = scores.softmax(-1, dtype=torch.float32).type_as(q).view(kv_heads, R, groups * T, -1)
+        seen = (weights @ values).view(kv_heads, R, groups, T, D)
+        return seen.permute(1, 3, 0, 2, 4).reshape(R * T, heads * D)[self.back][None]
 
 
 class RMSNorm(nn.Module):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,8 @@ class DepthConfig:
 
 Pick = Callable[[int, Tensor], Tensor]
 """(codebook, logits (R, vocab) float32) -> codes (R,) int64."""
+Step = Callable[..., Tensor]
+"""`DepthDecoder.step`, or what a compiler made of it."""
 
 
 class FrameCache:
@@ -53,6 +56,28 @@ class FrameCache:
         values[:, :, self._start : self._end] = v
         # The first pass has two positions, of which the first must not see the second; later passes have one.
         return attend(q, keys[:, :, : self._end], values[:, :, : self._end], None, is_causal=self._start == 0)
+
+
+class PlacedCache:
+    """The same with all positions always there and the unused ones masked, so that every pass has one shape."""
+
+    def __init__(self, keys: Tensor, values: Tensor, places: Tensor, mask: Tensor) -> None:
+        """keys, values: (layers, R, kv_heads, K, D); places: (T,) int64, the pass's positions; mask: (T, K)."""
+        self._keys = keys
+        self._values = values
+        self._places = places
+        self._mask = mask
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys = self._keys[layer].index_copy_(2, self._places, k)
+        values = self._values[layer].index_copy_(2, self._places, v)
+        B, T, heads, D = q.shape
+        kv_heads = keys.shape[1]
+        q = q.view(B, T, kv_heads, heads // kv_heads, D).permute(0, 2, 3, 1, 4).reshape(B, kv_heads, -1, D)
+        scores = (q @ keys.transpose(-1, -2)).view(B, kv_heads, -1, T, keys.shape[2]) * D**-0.5 + self._mask
+        weights = scores.softmax(-1, dtype=torch.float32).type_as(v).view(B, kv_heads, -1, keys.shape[2])
+        seen: Tensor = (weights @ values).view(B, kv_heads, -1, T, D)
+        return seen.permute(0, 3, 1, 2, 4).reshape(B, T, heads * D)
 
 
 class DepthDecoder(nn.Module):
@@ -89,6 +114,61 @@ class DepthDecoder(nn.Module):
             x = layer(x, rope, is_causal=True)
         x = self.norm(x)[:, 1:]
         return torch.einsum("nph,phv->npv", x.float(), self.heads.float())
+
+    def step(  # noqa: PLR0917 (compiled functions take tensors)
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        places: Tensor,
+        mask: Tensor,
+        head: Tensor,
+    ) -> Tensor:
+        """One pass: x (R, T, embedding), what T positions read -> logits (R, vocab) float32 behind the last of them.
+
+        cos, sin: of these positions; keys ... mask: see `PlacedCache`; head: (hidden, vocab).
+        """
+        cache = PlacedCache(keys, values, places, mask)
+        x = self.projection(x)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, (cos, sin), cache=cache, layer=index)
+        logits: Tensor = self.norm(x[:, -1]).float() @ head.float()
+        return logits
+
+    def compiled_step(self, **options: Any) -> Step:
+        """`step` as kernels made for it, stack and head in one graph of torch.compile, for any number of rows.
+
+        options: torch.compile's.
+        """
+        compiled: Step = torch.compile(self.step, fullgraph=True, dynamic=True, **options)
+        return compiled
+
+    @torch.no_grad()
+    def generate_by(self, step: Step, hidden: Tensor, c0: Tensor, pick: Pick) -> Tensor:
+        """`generate` through `step`, compiled or not: the same codes but for sums rounded in another order."""
+        c = self.config
+        K, R = c.codebooks, hidden.shape[0]
+        index = torch.arange(K, device=hidden.device)
+        cos, sin = self.rope(index[None], hidden.dtype)
+        mask = torch.where(index > index[:, None], float("-inf"), 0.0).to(hidden.dtype)
+        keys = hidden.new_zeros(c.layers, R, c.block.kv_heads, K, c.block.head_dim)
+        values = torch.zeros_like(keys)
+        codes = c0.new_empty(R, K)
+        codes[:, 0] = c0
+        x = torch.stack((hidden, self.table(c0)), 1)
+        start = 0
+        for codebook in range(1, K):
+            at = slice(start, codebook + 1)
+            head = self.heads[codebook - 1]
+            logits = step(x, cos[:, at], sin[:, at], keys, values, index[at], mask[at], head)
+            code = pick(codebook, logits)
+            codes[:, codebook] = code
+            start = codebook + 1
+            if start < K:
+                x = self.table(code + codebook * c.vocab)[:, None]
+        return codes
 
     @torch.no_grad()
     def generate(self, hidden: Tensor, c0: Tensor, pick: Pick) -> Tensor:

@@ -104,18 +104,24 @@ def choose(logits: Tensor, noise: Tensor | None, rows: RowSampling) -> Tensor:
     """Draw one code a row: (R,) int64.
 
     logits: (R, V) float32, reserved ids at -inf.  noise: (R, V) of `gumbel`; not needed when all rows are greedy.
-    Temperature, then top-k (ties with the k-th stay), then top-p (the first always stays), then one draw.
+    Temperature, then top-k (ties with the k-th stay), then top-p (the first always stays), then one draw.  All codes
+    are sorted only for a top-p without a top-k; else the k best are.
     """
     if rows.is_greedy:
         return logits.argmax(-1)
     assert noise is not None
     x = logits / rows.temperature
+    best: Tensor | None = None
     if rows.max_top_k:
         best = x.topk(rows.max_top_k, -1).values
-        x = x.masked_fill(x < best.gather(1, rows.top_k - 1), float("-inf"))
+        kth = best.gather(1, rows.top_k - 1)
+        best = best.masked_fill(best < kth, float("-inf"))
+        x = x.masked_fill(x < kth, float("-inf"))
     if rows.uses_top_p:
-        ordered = x.softmax(-1).sort(-1, descending=True).values
-        before = ordered.cumsum(-1) - ordered
-        least = ordered.masked_fill(before >= rows.top_p, float("inf")).amin(-1, keepdim=True)
-        x = x.masked_fill(x.softmax(-1) < least, float("-inf"))
+        best = x.sort(-1, descending=True).values if best is None else best
+        likely = (best - x.logsumexp(-1, keepdim=True)).exp()
+        # A row without this limit loses nothing to rounding, as it would not by itself.
+        is_out = (likely.cumsum(-1) - likely >= rows.top_p) & (rows.top_p < 1)
+        least = best.masked_fill(is_out, float("inf")).amin(-1, keepdim=True)
+        x = x.masked_fill(x < least, float("-inf"))
     return torch.addcmul(x, noise, rows.noise_scale).argmax(-1)

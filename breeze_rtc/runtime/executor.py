@@ -11,7 +11,7 @@ On the way from queue to queue a step waits for the device once, to learn what e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -22,15 +22,16 @@ from torch import Tensor
 
 from breeze_rtc.clock import Clock, MonotonicClock
 from breeze_rtc.errors import BadSampling, UnknownVoice
+from breeze_rtc.models.attention import Ragged
 from breeze_rtc.models.pointer import LOOK_AHEAD
 from breeze_rtc.models.presets import ModelConfig
 from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speech_model import SpeechModel, TextSegment
 from breeze_rtc.playback import TextMark
+from breeze_rtc.runtime.frame_graphs import FrameGraphs, Piece, packs, prompt_inputs
 from breeze_rtc.runtime.frame_steps import (
     RING_FRAMES,
     Batch,
-    BatchRow,
     Kind,
     SlotState,
     batch_of,
@@ -39,82 +40,22 @@ from breeze_rtc.runtime.frame_steps import (
     depth_frame,
     first_codes,
     next_hidden,
+    pad_row,
+    prompt_hidden,
 )
-from breeze_rtc.runtime.graphs import GraphTable, Recorder, StepGraph
-from breeze_rtc.runtime.kv_cache import KVRow, PagedKV, PageTable
+from breeze_rtc.runtime.graphs import Recorder
+from breeze_rtc.runtime.kv_cache import KVRow, PagedKV, PageTable, Prefix, PrefixPages, PromptPlaces
 from breeze_rtc.runtime.lane import OnItsWay, lane_of
 from breeze_rtc.runtime.sounding import Sounding
 from breeze_rtc.runtime.step_sessions import StepSessions
+from breeze_rtc.runtime.stream_state import StreamState
 from breeze_rtc.scheduling.step import Row, RowResult, Stage, StageSpec, Step, StepResult
 
 ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Rows that a step may be padded to, as far as this machine's matrix products allow: see `independent_row_counts`."""
-GRAPH_COLUMNS = (128, 512, 2_048)
-"""Positions of the backbone, past and new, that its graphs are made for; a longer history runs eagerly."""
-GRAPH_FRAMES = (1, 2, 4, 8, 16)
-"""Frames per row that the codec's graphs are made for."""
-GRAPH_TOP_K = 64
-"""Graphs draw among so many codes at most: no full sort is needed.  Rows that want more run eagerly."""
-GREEDY = Sampling(0, 0, 0, 1, 1)
-"""What a pad samples with."""
-TEXT_STEP = 16
-"""Text rows are padded to multiples of this, and only rows of equal padded length are encoded together."""
-
-
-class _Stream:
-    """One utterance: what is kept of it on the host, and its text."""
-
-    def __init__(self, slot: int, seed: int, sampling: Sampling, *, tables: list[PageTable], like: Tensor) -> None:
-        self.slot = slot
-        self.seed = seed
-        self.sampling = sampling
-        # One KV cache per backbone row; with guidance there are two.
-        self.tables = tables
-        # Segments not encoded yet.
-        self.waiting: list[TextSegment] = []
-        # Characters spoken once token i of the text has been passed, for the tokens added so far (row 0 only).
-        self.ends: list[int] = []
-        self.is_text_ended = False
-        # Encoded text of each row, (tokens + spare, width) with zeros behind the `encoded[row]` tokens that are there.
-        self.vectors = [like.new_zeros(LOOK_AHEAD + 61, like.shape[-1]) for _ in tables]
-        self.encoded = [0] * len(tables)
-        # Frames that have a code 0; frames that have all codes; frames given to the codec; frames that are sound here.
-        self.started = self.made = self.decoded = self.sounded = 0
-        # per_frame: token the next frame speaks, and frames spent on it so far.
-        self.pointer = 0
-        self.elapsed = 0
-        # Sound and marks not taken yet.
-        self.pcm: list[NDArray[np.float32]] = []
-        self.marks: list[TextMark] = []
-        self.marked_chars = 0
-
-    @property
-    def has_spoken_all(self) -> bool:
-        """per_frame: the pointer has left the last token of a text that has ended."""
-        return self.is_text_ended and not self.waiting and self.pointer >= self.encoded[0]
-
-    @property
-    def lacks_text(self) -> bool:
-        """per_frame: the next frame would look at tokens that are not encoded, and more may come."""
-        is_complete = self.is_text_ended and not self.waiting
-        return not is_complete and self.pointer + LOOK_AHEAD > self.encoded[0]
-
-    def add_vectors(self, row: int, vectors: Tensor) -> None:
-        start = self.encoded[row]
-        end = start + len(vectors)
-        buffer = self.vectors[row]
-        if end + LOOK_AHEAD > len(buffer):
-            grown = buffer.new_zeros(2 * (end + LOOK_AHEAD), buffer.shape[-1])
-            grown[:start] = buffer[:start]
-            self.vectors[row] = buffer = grown
-        buffer[start:end] = vectors
-        self.encoded[row] = end
-
-    def mark(self, frames: int, chars: int, frame_samples: int) -> None:
-        """After `frames` frames, `chars` characters have been spoken."""
-        if chars > self.marked_chars:
-            self.marked_chars = chars
-            self.marks.append(TextMark(frames * frame_samples, chars))
+TOKEN_STEP = 16
+"""Tokens of text and prompts, over all pieces and of the longest, are padded to multiples of this: so a piece is
+computed in the same shape of sums whatever stands beside it."""
 
 
 class Executor:
@@ -127,10 +68,12 @@ class Executor:
         max_streams: int,
         kv_pages: int,
         page_tokens: int = 16,
+        prefix_pages: int = 0,
         device: torch.device | str = "cpu",
         clock: Clock | None = None,
     ) -> None:
-        """max_streams: state slots.  kv_pages: pages of `page_tokens` positions of the backbone."""
+        """max_streams: state slots.  kv_pages: pages of `page_tokens` positions of the backbone, for streams.
+        prefix_pages: more of them, for what streams have in common (`add_prefix`)."""
         self.model = model.to(device).eval()
         self.device = torch.device(device)
         self._lane = lane_of(self.device)
@@ -143,7 +86,7 @@ class Executor:
         self.page_tokens = page_tokens
         self.feed = model.config.feed
         self._clock = clock or MonotonicClock()
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, StreamState] = {}
         config = model.config
         codebooks = config.depth.codebooks
         rows = max_streams if self.feed == "per_frame" else 2 * max_streams
@@ -161,12 +104,13 @@ class Executor:
                 layers=config.backbone.layers,
                 kv_heads=block.kv_heads,
                 head_dim=block.head_dim,
-                pages=kv_pages,
+                pages=kv_pages + prefix_pages,
                 page_tokens=page_tokens,
                 window=config.backbone.window,
                 dtype=weight.dtype,
                 device=self.device,
             )
+            self._prefixes = PrefixPages(range(kv_pages, kv_pages + prefix_pages), page_tokens)
             slots = max_streams + 1
             self.state = SlotState(
                 codes=torch.zeros(slots, codebooks, dtype=torch.int64, device=self.device),
@@ -178,8 +122,14 @@ class Executor:
                 first_codebook=torch.zeros(1, dtype=torch.int64, device=self.device),
             )
             self._text_like = weight.new_zeros(1, config.text.output)
-        self.graphs: GraphTable | None = None
+        self.graphs: FrameGraphs | None = None
         """None until `record_graphs`: every step runs eagerly."""
+        self.goes_ahead = self.device.type == "cuda"
+        """Launch the depth decoder behind the choice of code 0 before that choice is known here.  Nothing else can come
+        next but the depth of those whose speech goes on, and the device need not wait to be told who they are."""
+        # What was launched so: the frame of each stream, and which of the rows is its.
+        self._ahead: dict[StreamState, tuple[int, int]] = {}
+        self._ahead_good: OnItsWay | None = None
 
     @property
     def state_bytes(self) -> int:
@@ -198,9 +148,12 @@ class Executor:
         seed: int = 0,
         sampling: Sampling | Mapping[str, float] | None = None,
         voice: str | None = None,
+        prefixes: Sequence[Prefix | None] = (),
     ) -> None:
         """Begin a stream in a free slot.  A mapping changes single values of the model's own sampling.
 
+        prefixes: what each of its backbone rows begins with, if anything.  Its text, and the positions that steps
+        speak of, are counted from behind that.
         Raises BadSampling and UnknownVoice, with nothing changed.
         """
         assert stream not in self._streams, f"stream {stream} is open"
@@ -211,6 +164,11 @@ class Executor:
         if chosen.cfg_scale != 1 and self.feed == "per_frame":
             raise BadSampling("cfg_scale", chosen.cfg_scale, "1: this model has no unguided form")
         rows = 1 if chosen.cfg_scale == 1 else 2
+        assert len(prefixes) <= rows, "a prefix for a row that the stream does not have"
+        begins = [*prefixes, *[None] * (rows - len(prefixes))]
+        for prefix in begins:
+            if prefix is not None:
+                self._prefixes.hold(prefix)
         with torch.inference_mode():
             # Sound of the stream that had the slot before may be in work.
             self._lane.join()
@@ -218,11 +176,11 @@ class Executor:
             self.state.codes[slot] = 0
             self.state.hidden[slot] = 0
             self.state.seen[slot] = False
-            self._streams[stream] = _Stream(
+            self._streams[stream] = StreamState(
                 slot,
                 seed & 0x7FFFFFFFFFFFFFFF,
                 chosen,
-                tables=[PageTable(self.page_tokens, self.kv_positions) for _ in range(rows)],
+                tables=[PageTable(self.page_tokens, self.kv_positions, prefix) for prefix in begins],
                 like=self._text_like,
             )
 
@@ -238,7 +196,8 @@ class Executor:
         s.waiting.append(segment)
         if segment.row:
             return 0
-        s.ends += segment.ends
+        # Of a prompt, the tokens of reference, speaker and instruction are not spoken, and take no share of the marks.
+        s.ends += segment.ends if self.feed == "per_frame" else [end for end in segment.ends if end]
         return len(segment.tokens)
 
     def end_text(self, stream: int) -> None:
@@ -262,7 +221,62 @@ class Executor:
 
     def close(self, stream: int) -> None:
         """Forget a stream, if it is open.  Its slot and pages may be given to others at once."""
-        self._streams.pop(stream, None)
+        s = self._streams.pop(stream, None)
+        if s is None:
+            return
+        self._ahead.pop(s, None)
+        for table in s.tables:
+            if table.prefix is not None:
+                self._prefixes.let_go(table.prefix)
+
+    # ---- what streams have in common ---------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def encode(self, segments: Sequence[TextSegment]) -> list[Tensor]:
+        """What the backbone reads of each segment, text or reference audio: (tokens, hidden) each.
+
+        Segments of text are encoded in as few calls as `packs` allows, and say what each says alone.
+        """
+        vectors: list[Tensor | None] = [self.model.embed_audio(s) if s.codes else None for s in segments]
+        texts = [index for index, segment in enumerate(segments) if not segment.codes]
+        for share in packs([len(segments[index].tokens) for index in texts]):
+            indices = [texts[n] for n in share]
+            tokens = [segments[index].tokens for index in indices]
+            lengths = [len(each) for each in tokens]
+            encoded = torch.split(self._encode(tokens)[: sum(lengths)], lengths)  # type: ignore[no-untyped-call]
+            for index, found in zip(indices, encoded, strict=True):
+                vectors[index] = found
+        return [found for found in vectors if found is not None]
+
+    def add_prefix(self, vectors: Tensor, kv: Tensor | None = None) -> Prefix | None:
+        """Keep what rows may begin with: what the backbone reads at positions 0 ... L - 1, (L, hidden).
+
+        kv: the keys and values of those positions, where they are known (see `prefix_kv`); else they are computed now.
+        None where the memory is taken.  Whoever gets it calls `drop_prefix` when it will open no more streams with it.
+        """
+        assert self.feed == "prefix", "this model's streams have nothing in common but their weights"
+        prefix = self._prefixes.take(len(vectors))
+        if prefix is None:
+            return None
+        with torch.inference_mode():
+            if kv is not None:
+                self._kv.pool.index_copy_(3, torch.from_numpy(prefix.places).to(self.device), kv.to(self._kv.pool))
+                return prefix
+            table = PageTable(self.page_tokens, prefix=prefix)
+            most = self.specs[Stage.PREFILL].max_tokens
+            for start in range(0, len(vectors), most):
+                piece = vectors[start : start + most].to(self._text_like)
+                self._run_prompts([(None, 0, KVRow(table, start, len(piece)), piece)])
+        return prefix
+
+    def prefix_kv(self, prefix: Prefix) -> Tensor:
+        """Keys and values of a prefix, (layers, 2, kv_heads, L, head_dim), to give to `add_prefix` another time."""
+        with torch.inference_mode():
+            return self._kv.pool.index_select(3, torch.from_numpy(prefix.places).to(self.device))
+
+    def drop_prefix(self, prefix: Prefix) -> None:
+        """No more streams begin with it; its memory is free when the last of those that did has closed."""
+        self._prefixes.let_go(prefix)
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
@@ -299,7 +313,7 @@ class Executor:
         assert step.stage is Stage.CODEC
         began_ns = self._clock.now()
         results: dict[int, RowResult] = {}
-        parts: list[tuple[list[Row], list[_Stream], OnItsWay]] = []
+        parts: list[tuple[list[Row], list[StreamState], OnItsWay]] = []
         groups: dict[int, list[Row]] = {}
         for row in self._known(step, results):
             s = self._streams[row.stream]
@@ -332,45 +346,57 @@ class Executor:
             rows.append(row)
         return rows
 
-    def _extend(self, s: _Stream, pages: tuple[int, ...]) -> None:
+    def _extend(self, s: StreamState, pages: tuple[int, ...]) -> None:
         """Share new pages out: each backbone row has as many pages as the others."""
         rows = len(s.tables)
         for index, table in enumerate(s.tables):
             table.extend(pages[index::rows])
 
     def _text(self, step: Step, rows: list[Row], results: dict[int, RowResult]) -> None:
-        """Encode the next segment of each row, and the unguided segments waiting behind it."""
-        groups: dict[int, list[tuple[_Stream, int, TextSegment]]] = {}
-        encoded: list[tuple[_Stream, TextSegment, Tensor | None]] = []
+        """Encode the next segment of each row, and the unguided segments waiting behind it, all in one call."""
+        owners: list[StreamState] = []
+        segments: list[TextSegment] = []
         for row in rows:
             s = self._streams[row.stream]
             tokens = 0
             while s.waiting and (tokens < row.count or s.waiting[0].row):
                 segment = s.waiting.pop(0)
                 tokens += 0 if segment.row else len(segment.tokens)
-                if segment.codes:
-                    encoded.append((s, segment, self.model.embed_audio(segment)))
-                    continue
-                length = -(-len(segment.tokens) // TEXT_STEP) * TEXT_STEP
-                groups.setdefault(length, []).append((s, len(encoded), segment))
-                encoded.append((s, segment, None))
-        for length, members in groups.items():
-            tokens_of = np.zeros((len(members), length), np.int64)
-            for index, (_, _, segment) in enumerate(members):
-                tokens_of[index, : len(segment.tokens)] = segment.tokens
-            lengths = torch.tensor([len(segment.tokens) for _, _, segment in members], device=self.device)
-            vectors = self.model.text(torch.from_numpy(tokens_of).to(self.device), lengths)
-            for index, (s, place, segment) in enumerate(members):
-                encoded[place] = (s, segment, vectors[index, : len(segment.tokens)])
-        for s, segment, found in encoded:
-            assert found is not None
-            s.add_vectors(segment.row, found)
+                owners.append(s)
+                segments.append(segment)
+        for s, segment, vectors in zip(owners, segments, self.encode(segments), strict=True):
+            s.add_vectors(segment.row, vectors)
+
+    def _encode(self, tokens: list[tuple[int, ...]]) -> Tensor:
+        """Vectors of segments of text, one behind another: (tokens or more, output)."""
+        if self.graphs is not None:
+            vectors = self.graphs.text(tokens)
+            if vectors is not None:
+                # The next replay overwrites them, and there may be one before they are used.
+                return vectors.clone()
+        lengths = [len(segment) for segment in tokens]
+        ragged = self._ragged(lengths)
+        flat = np.zeros(len(ragged.back), np.int64)
+        flat[: sum(lengths)] = np.concatenate([np.asarray(segment, np.int64) for segment in tokens])
+        device = self.device
+        return self.model.text.packed(
+            torch.from_numpy(flat).to(device),
+            torch.tensor(lengths, device=device),
+            Ragged(ragged.places.to(device), ragged.back.to(device)),
+        )
+
+    def _ragged(self, lengths: list[int]) -> Ragged:
+        """Pieces of these lengths in a call of their own, its shape rounded up."""
+        longest, total = (-(-n // TOKEN_STEP) * TOKEN_STEP for n in (max(lengths), sum(lengths)))
+        return Ragged.of(lengths, max(total, self._least_rows), len(lengths), longest)
 
     def _prefill(self, step: Step, rows: list[Row], results: dict[int, RowResult]) -> None:
+        """Pieces of prompts, those of unguided rows too, and code 0 of the first frame where a prompt ends."""
         if self.feed == "per_frame":
             self._backbone(step, rows, results)
             return
         done = []
+        pieces: list[Piece] = []
         for row in rows:
             s = self._streams[row.stream]
             end = row.start + row.count
@@ -378,23 +404,31 @@ class Executor:
             if not all(s.encoded):
                 results[row.stream] = RowResult(row.stream, error="this voice's prompt has no unguided form")
                 continue
-            # One row at a time: a long prompt fills the machine by itself, and its shape stays its own.
             for index, (table, length) in enumerate(zip(s.tables, s.encoded, strict=True)):
-                count = min(end, length) - row.start
-                if count <= 0:
-                    continue
-                x = s.vectors[index][row.start : row.start + count]
-                bucket = -(-self._least_rows // count)
-                cache = self._kv.step([KVRow(table, row.start, count)], bucket)
-                positions = torch.arange(row.start, row.start + count, device=self.device)
-                hidden = self.model.backbone(x.expand(bucket, -1, -1), positions[None], cache)
-                cache.commit()
-                if row.start + count == length:
-                    self.state.hidden[s.slot, index] = hidden[0, -1]
+                # A longer unguided row takes what is left of it with the guided row's end.
+                stop = length if end == s.encoded[0] else min(end, length)
+                if stop > row.start:
+                    x = s.vectors[index][row.start : stop]
+                    kv_row = KVRow(table, s.shared[index] + row.start, stop - row.start)
+                    pieces.append((s if stop == length else None, index, kv_row, x))
             if end == s.encoded[0]:
                 done.append((row.stream, s))
+        for share in packs([len(x) for *_, x in pieces]):
+            self._run_prompts(pieces[share.start : share.stop])
         if done:
             self._first_codes(done, step.bucket, results)
+
+    def _run_prompts(self, pieces: list[Piece]) -> None:
+        """Run pieces of prompts in one call; the hidden state of a prompt's end goes into its stream's slot."""
+        if self.graphs is not None and self.graphs.prefill(pieces):
+            return
+        rows = [row for _, _, row, _ in pieces]
+        ragged = self._ragged([row.count for row in rows])
+        columns = -(-max(row.start + row.count for row in rows) // TOKEN_STEP) * TOKEN_STEP
+        x, *host = prompt_inputs(self._kv, pieces, ragged, columns, self._dummy)
+        places, back, read, write, starts, ends, slots, twins = (tensor.to(self.device) for tensor in host)
+        at = PromptPlaces(read, write, starts)
+        prompt_hidden(self.model, self.state, self._kv, x, Ragged(places, back), at, ends, slots, twins)
 
     def _backbone(self, step: Step, rows: list[Row], results: dict[int, RowResult]) -> None:
         """The hidden state and code 0 of each row's next frame, or the end of its speech."""
@@ -405,7 +439,7 @@ class Executor:
             if self.feed == "per_frame":
                 has_ended = s.has_spoken_all
             else:
-                has_ended = limit is not None and s.encoded[0] + s.started >= limit - 1
+                has_ended = limit is not None and s.prompt(0) + s.started >= limit - 1
             if has_ended:
                 results[row.stream] = RowResult(row.stream, ended=True)
             else:
@@ -415,14 +449,17 @@ class Executor:
         if self._sessions is not None:
             self._backbone_session(self._sessions, going, results)
             return
-        if self._backbone_graph(going, results):
-            return
+        if self.graphs is not None:
+            chosen = self.graphs.backbone([s for _, s in going])
+            if chosen is not None:
+                self._choose_first(going, chosen, results)
+                return
         # Guided rows, then the unguided rows of those that have one.
         members = [(s, 0) for _, s in going] + [(s, 1) for _, s in going if len(s.tables) > 1]
         bucket = max(step.bucket, len(members), self._least_rows)
         pads = bucket - len(members)
         slots = torch.tensor([s.slot for s, _ in members] + [self._dummy] * pads, device=self.device)
-        starts = [s.started if self.feed == "per_frame" else s.encoded[i] + s.started - 1 for s, i in members]
+        starts = [s.started if self.feed == "per_frame" else s.prompt(i) + s.started - 1 for s, i in members]
         positions = torch.tensor(starts + [0] * pads, device=self.device)
         cache = self._kv.step(
             [KVRow(s.tables[index], start, 1) for (s, index), start in zip(members, starts, strict=True)], bucket
@@ -436,34 +473,8 @@ class Executor:
             cache.commit()
         self._first_codes(going, step.bucket, results)
 
-    def _backbone_graph(self, going: list[tuple[int, _Stream]], results: dict[int, RowResult]) -> bool:
-        """The same by replaying a graph, if there is one for it."""
-        if self.graphs is None or self.feed != "prefix":
-            return False
-        streams = [s for _, s in going]
-        starts = [[encoded + s.started - 1 for encoded in s.encoded] for s in streams]
-        columns = next((n for n in GRAPH_COLUMNS if n > max(map(max, starts))), 0)
-        guides = any(len(s.tables) > 1 for s in streams)
-        bucket = self._graph_rows(len(streams), guides)
-        ints, floats, kind = self._rows(streams, bucket, [s.started for s in streams], depth=False)
-        graph = self._graph(("backbone", bucket, guides, columns), kind, len(streams), bucket)
-        if graph is None:
-            return False
-        # Rows of streams and pads, then their twins; a stream without one has a pad there.
-        rows: list[KVRow | None] = []
-        for index in range(2 if guides else 1):
-            rows += [
-                KVRow(s.tables[index], start[index], 1) if index < len(s.tables) else None
-                for s, start in zip(streams, starts, strict=True)
-            ]
-            rows += [None] * (bucket - len(streams))
-        slots = torch.tensor([self._dummy if row is None else streams[n % bucket].slot for n, row in enumerate(rows)])
-        (chosen,) = graph.run(ints, floats, slots, *self._kv.places(rows, len(rows), columns))
-        self._read_first(going, self._read(chosen), results)
-        return True
-
     def _backbone_session(
-        self, sessions: StepSessions, going: list[tuple[int, _Stream]], results: dict[int, RowResult]
+        self, sessions: StepSessions, going: list[tuple[int, StreamState]], results: dict[int, RowResult]
     ) -> None:
         streams = [s for _, s in going]
         slots = torch.tensor([s.slot for s in streams])
@@ -482,7 +493,7 @@ class Executor:
         codes, is_good = choose_first(self.model, self.state, Batch(ints, floats), kind, logits)
         self._read_first(going, torch.stack((codes, is_good.long(), advance.argmax(-1)), 1).tolist(), results)
 
-    def _with_text(self, x: Tensor, streams: list[_Stream]) -> Tensor:
+    def _with_text(self, x: Tensor, streams: list[StreamState]) -> Tensor:
         """Add what each frame reads of the text to the embeddings (bucket, hidden) of the frames before."""
         pointer = self.model.pointer
         assert pointer is not None
@@ -495,7 +506,7 @@ class Executor:
             x = torch.where(torch.tensor(is_first, device=self.device)[:, None], pointer.start, x)
         return x + pointer.item(torch.stack(windows), elapsed)
 
-    def _first_codes(self, going: list[tuple[int, _Stream]], bucket: int, results: dict[int, RowResult]) -> None:
+    def _first_codes(self, going: list[tuple[int, StreamState]], bucket: int, results: dict[int, RowResult]) -> None:
         """Choose code 0 of a frame from the hidden states in the slots; move the pointers on."""
         model = self.model
         streams = [s for _, s in going]
@@ -506,10 +517,22 @@ class Executor:
         columns = [codes, is_good.long()]
         if model.pointer is not None:
             columns.append(model.pointer.advance_logits(self.state.hidden[batch.slots, 0]).argmax(-1))
-        self._read_first(going, self._read(torch.stack(columns, 1)), results)
+        self._choose_first(going, torch.stack(columns, 1), results)
+
+    def _choose_first(
+        self, going: list[tuple[int, StreamState]], chosen: Tensor, results: dict[int, RowResult]
+    ) -> None:
+        """Go on with the frames whose code 0 was chosen, and read what it is: the one wait of the step."""
+        sent = self._lane.send(chosen)
+        streams = [s for _, s in going]
+        if self.goes_ahead and all(s.made == s.started < s.sounded + RING_FRAMES for s in streams):
+            frames = [s.made for s in streams]
+            self._ahead = {s: (frame, row) for row, (s, frame) in enumerate(zip(streams, frames, strict=True))}
+            self._ahead_good = self._lane.send(self._depth_of(streams, frames, len(streams)).isfinite())
+        self._read_first(going, self._read(sent), results)
 
     def _read_first(
-        self, going: list[tuple[int, _Stream]], chosen: list[list[int]], results: dict[int, RowResult]
+        self, going: list[tuple[int, StreamState]], chosen: list[list[int]], results: dict[int, RowResult]
     ) -> None:
         """Take note of what was chosen: code 0, whether its logits were finite, and how far the pointer moves."""
         for (stream, s), (code, good, *moved) in zip(going, chosen, strict=False):
@@ -522,7 +545,7 @@ class Executor:
                 s.started += 1
                 results[stream] = RowResult(stream, wants_text=self._moved(s, *moved))
 
-    def _moved(self, s: _Stream, advance: int | None = None) -> bool:
+    def _moved(self, s: StreamState, advance: int | None = None) -> bool:
         """Move the pointer on after a frame, and mark what has been spoken.  True: the next frame wants more text."""
         if advance is None:
             expected = max(s.started, round(self.model.config.frames_per_token * len(s.ends)))
@@ -546,32 +569,46 @@ class Executor:
         codes, largest = self._sessions.depth(self.state.hidden[slots, 0], self.state.codes[slots, 0])
         self.state.codes[slots] = codes
         self.state.ring[slots, torch.tensor([s.made % RING_FRAMES for s in streams])] = codes
-        self._made(greedy, largest, results)
+        self._made(greedy, largest.isfinite().tolist(), results)
         drawn = [row for row in rows if self._streams[row.stream].sampling.depth_temperature]
         if drawn:
             # Draws are made between the codebooks, where no graph can be interrupted.
-            bucket = next(n for n in self._row_counts if n >= len(drawn))
-            self._depth_eagerly(bucket, drawn, results)
+            self._depth_eagerly(len(drawn), drawn, results)
 
     def _depth_eagerly(self, bucket: int, rows: list[Row], results: dict[int, RowResult]) -> None:
-        streams = [self._streams[row.stream] for row in rows]
-        frames = [s.made for s in streams]
-        if self.graphs is not None:
-            guides = any(len(s.tables) > 1 for s in streams)
-            graph_rows = self._graph_rows(len(streams), guides)
-            ints, floats, kind = self._rows(streams, graph_rows, frames, depth=True)
-            graph = self._graph(("depth", graph_rows, guides), kind, len(streams), graph_rows)
-            if graph is not None:
-                self._made(rows, graph.run(ints, floats)[0], results)
-                return
-        ints, floats, kind = self._rows(streams, max(bucket, self._least_rows), frames, depth=True)
-        batch = Batch(ints.to(self.device), floats.to(self.device))
-        self._made(rows, depth_frame(self.model, self.state, batch, kind), results)
+        ahead, good = self._ahead, self._ahead_good
+        self._ahead, self._ahead_good = {}, None
+        rest = []
+        places = []
+        for row in rows:
+            s = self._streams[row.stream]
+            frame, place = ahead.get(s, (-1, 0))
+            if frame == s.made:
+                places.append((row, place))
+            else:
+                rest.append(row)
+        if rest:
+            streams = [self._streams[row.stream] for row in rest]
+            largest = self._depth_of(streams, [s.made for s in streams], bucket)
+            self._made(rest, self._read(self._lane.send(largest.isfinite())), results)
+        if places and good is not None:
+            found = self._read(good)
+            self._made([row for row, _ in places], [found[place] for _, place in places], results)
 
-    def _made(self, rows: list[Row], largest: Tensor, results: dict[int, RowResult]) -> None:
-        """Count the frames just completed; largest: (rows or more,), finite where all logits were."""
+    def _depth_of(self, streams: list[StreamState], frames: list[int], bucket: int) -> Tensor:
+        """The other codes of these frames, into the slots: (streams or more,), finite where all logits were."""
+        if self.graphs is not None:
+            largest = self.graphs.depth(streams, frames)
+            if largest is not None:
+                return largest
+        bucket = next(n for n in self._row_counts if n >= max(bucket, len(streams)))
+        ints, floats, kind = self._rows(streams, bucket, frames, depth=True)
+        return depth_frame(self.model, self.state, Batch(ints.to(self.device), floats.to(self.device)), kind)
+
+    def _made(self, rows: list[Row], are_good: list[bool], results: dict[int, RowResult]) -> None:
+        """Count the frames just completed; are_good: of each row or more, whether its logits were all finite."""
         streams = [self._streams[row.stream] for row in rows]
-        for row, s, good in zip(rows, streams, self._read(largest.isfinite()), strict=False):
+        for row, s, good in zip(rows, streams, are_good, strict=False):
             if not good:
                 results[row.stream] = RowResult(row.stream, error="the depth decoder's logits are not finite")
             elif s.made - s.sounded >= RING_FRAMES:
@@ -579,21 +616,18 @@ class Executor:
             else:
                 s.made += 1
 
-    def _sound(self, streams: list[_Stream], frames: int) -> OnItsWay:
+    def _sound(self, streams: list[StreamState], frames: int) -> OnItsWay:
         """The next `frames` frames of each stream, (streams or more, samples) float32."""
         bucket = len(streams) if self._sessions else max(len(streams), -(-self._least_rows // frames))
-        graph = None
         if self.graphs is not None:
-            rows = next((n for n in self.specs[Stage.CODEC].buckets if n >= bucket), bucket)
-            graph = self.graphs.get(("codec", rows, frames), len(streams), rows)
-            bucket = rows if graph is not None else bucket
+            work = self.graphs.sound(streams, frames, bucket)
+            if work is not None:
+                return self._lane.run(work)
         pads = bucket - len(streams)
         slots = torch.tensor([s.slot for s in streams] + [self._dummy] * pads)
         starts = torch.tensor([s.decoded for s in streams] + [0] * pads)
 
-        def work() -> Tensor:
-            if graph is not None:
-                return graph.run(slots, starts)[0].float()
+        def decode() -> Tensor:
             return codec_frames(
                 self.model,
                 self.state,
@@ -604,114 +638,45 @@ class Executor:
                 features=self._sessions.features if self._sessions else None,
             ).float()
 
-        return self._lane.run(work)
+        return self._lane.run(decode)
 
-    def _read(self, values: Tensor) -> list[Any]:
+    def _read(self, sent: OnItsWay) -> list[Any]:
         """Values of this step, on the host."""
-        found: list[Any] = self._lane.read(values, self.meanwhile).tolist()
+        found: list[Any] = self._lane.read(sent, self.meanwhile).tolist()
         return found
 
     def _rows(
-        self, streams: list[_Stream], bucket: int, frames: list[int], *, depth: bool
+        self, streams: list[StreamState], bucket: int, frames: list[int], *, depth: bool
     ) -> tuple[Tensor, Tensor, Kind]:
         """The streams of a step and its pads, on the host: what `Batch` is made of, and its kind."""
         assert len(streams) <= bucket, "more rows than the bucket holds"
-        rows = [BatchRow(s.slot, s.seed, frame, s.sampling) for s, frame in zip(streams, frames, strict=True)]
-        rows += [BatchRow(self._dummy, 0, 0, GREEDY)] * (bucket - len(streams))
+        rows = [s.batch_row(frame) for s, frame in zip(streams, frames, strict=True)]
+        rows += [pad_row(self._dummy)] * (bucket - len(streams))
         columns = self.model.config.depth.vocab if depth else self.model.config.backbone.classes
         return batch_of(rows, columns, depth=depth)
 
     # ---- graphs ------------------------------------------------------------------------------------------------------
 
     def record_graphs(self, recorder: Recorder, told: Callable[[float], None] = lambda share: None) -> None:
-        """Record a graph for every shape of BACKBONE, DEPTH and CODEC, the largest first; before serving, for it takes
-        a minute.  All or none: what one raises, this raises.
-
-        told: how much is done, 0 to 1.  Only models that are fed a prefix have graphs.
-        """
-        assert self.feed == "prefix", "the graphs are of a model that reads nothing but its own past"
-        table = GraphTable(recorder)
-        # The codec's graphs run beside the others, so they share no memory with them.
-        beside = type(recorder)()
-        shapes = self._graph_shapes()
-        with torch.inference_mode():
-            for done, key in enumerate(shapes):
-                table.record(key, *self._recordable(*key), recorder=beside if key[0] == "codec" else recorder)
-                told((done + 1) / len(shapes))
-        table.misses = 0
-        self.graphs = table
-
-    def graph_counts(self) -> dict[str, int]:
-        """Frame and codec steps that were replayed or had no graph, and the rows replayed; empty without graphs."""
-        table = self.graphs
-        if table is None:
-            return {}
-        return {
-            "replays": table.replays,
-            "misses": table.misses,
-            "live_rows": table.live_rows,
-            "padded_rows": table.padded_rows,
-        }
-
-    def _graph_shapes(self) -> list[tuple[Any, ...]]:
-        """Keys of all graphs, the largest first."""
-        shapes: list[tuple[Any, ...]] = []
-        for guides in (False, True):
-            for rows in self.specs[Stage.BACKBONE].buckets:
-                if (2 if guides else 1) * rows > self.specs[Stage.BACKBONE].buckets[-1]:
-                    continue
-                shapes.append(("depth", rows, guides))
-                shapes += [("backbone", rows, guides, columns) for columns in GRAPH_COLUMNS]
-        for rows in self.specs[Stage.CODEC].buckets:
-            shapes += [("codec", rows, frames) for frames in GRAPH_FRAMES]
-        return sorted(shapes, key=lambda key: -key[1])
-
-    def _recordable(self, stage: str, rows: int, *shape: int) -> tuple[Any, ...]:
-        """The function of one shape, and inputs of pads to run it with."""
-        model, state = self.model, self.state
-        if stage == "codec":
-            frames = shape[0]
-            slots = torch.full((rows,), self._dummy, device=self.device)
-            return (
-                lambda slots, starts: (codec_frames(model, state, slots, starts, frames),),
-                slots,
-                torch.zeros_like(slots),
-            )
-        depth = stage == "depth"
-        guides = bool(shape[0])
-        ints, floats, _ = self._rows([], rows, [], depth=depth)
-        classes = model.config.depth.vocab if depth else model.config.backbone.classes
-        kind = Kind(
-            draws=True, max_top_k=min(GRAPH_TOP_K, classes), uses_top_p=False, penalises=not depth, guides=guides
+        """Record a graph for every common shape: it takes a minute, in which steps run eagerly if this is called on a
+        thread of its own.  See `FrameGraphs.record`."""
+        assert self.graphs is None, "graphs are recorded once"
+        self.graphs = FrameGraphs(
+            self.model,
+            self.state,
+            self._kv,
+            recorder,
+            frame_rows=self.specs[Stage.BACKBONE].buckets,
+            sound_rows=self.specs[Stage.CODEC].buckets,
+            dummy=self._dummy,
+            clock=self._clock,
         )
-        ints, floats = ints.to(self.device), floats.to(self.device)
-        if depth:
-            return lambda ints, floats: (depth_frame(model, state, Batch(ints, floats), kind),), ints, floats
-        twin_rows = 2 * rows if guides else rows
-        twins = torch.arange(twin_rows, device=self.device) // rows
+        self.graphs.record(told)
 
-        def frame(  # noqa: PLR0917 (a graph's inputs)
-            ints: Tensor, floats: Tensor, slots: Tensor, read: Tensor, write: Tensor, starts: Tensor
-        ) -> tuple[Tensor, ...]:
-            next_hidden(model, state, slots, twins, starts, self._kv.fixed(read, write, starts))
-            codes, is_good = first_codes(model, state, Batch(ints, floats), kind)
-            return (torch.stack((codes, is_good.long()), 1),)
-
-        slots = torch.full((twin_rows,), self._dummy, device=self.device)
-        places = [tensor.to(self.device) for tensor in self._kv.places([], twin_rows, shape[1])]
-        return frame, ints, floats, slots, *places
-
-    def _graph_rows(self, streams: int, guides: bool) -> int:
-        """Rows of the smallest graph that so many streams fit; as many as there are where none does."""
-        most = self.specs[Stage.BACKBONE].buckets[-1] // (2 if guides else 1)
-        return next((n for n in self.specs[Stage.BACKBONE].buckets if streams <= n <= most), streams)
-
-    def _graph(self, key: tuple[Any, ...], kind: Kind, live: int, rows: int) -> StepGraph | None:
-        """The graph of a shape, if rows of this kind can use it."""
-        assert self.graphs is not None
-        classes = self.model.config.depth.vocab if key[0] == "depth" else self.model.config.backbone.classes
-        is_wide = kind.draws and classes > GRAPH_TOP_K and not 0 < kind.max_top_k <= GRAPH_TOP_K
-        return self.graphs.get(None if is_wide or kind.uses_top_p else key, live, rows)
+    def graph_counts(self) -> dict[str, Any]:
+        """How graphs served so far, see `GraphTable`, and which share of them is `recorded`; empty without graphs."""
+        graphs = self.graphs
+        return {} if graphs is None else {**graphs.table.counts(), "recorded": graphs.recorded}
 
 
 def kept_positions(config: ModelConfig, page_tokens: int) -> int | None:

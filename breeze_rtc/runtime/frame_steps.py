@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from breeze_rtc.models.attention import Ragged
 from breeze_rtc.models.codec import CodecState, Tape
 from breeze_rtc.models.sampling import RowSampling, Sampling, choose, combine, gumbel, penalise
 from breeze_rtc.models.speech_model import SpeechModel
-from breeze_rtc.runtime.kv_cache import StepCache
+from breeze_rtc.runtime.kv_cache import PagedKV, PromptPlaces, StepCache
 
 RING_FRAMES = 256
 """Frames a stream may have made and not yet decoded."""
@@ -72,6 +73,14 @@ class BatchRow:
     seed: int
     frame: int
     sampling: Sampling
+
+
+def pad_row(dummy: int) -> BatchRow:
+    """What fills a step up: nobody's, in the dummy slot."""
+    return BatchRow(dummy, 0, 0, _PAD)
+
+
+_PAD = Sampling(temperature=0, depth_temperature=0, top_k=0, repetition_penalty=1)
 
 
 def batch_of(rows: list[BatchRow], columns: int, *, depth: bool) -> tuple[Tensor, Tensor, Kind]:
@@ -164,9 +173,12 @@ def choose_first(
     return codes, is_good
 
 
-def depth_frame(model: SpeechModel, state: SlotState, batch: Batch, kind: Kind) -> Tensor:
+def depth_frame(
+    model: SpeechModel, state: SlotState, batch: Batch, kind: Kind, step: Callable[..., Tensor] | None = None
+) -> Tensor:
     """The other codes of each row's frame, into its slot and its ring.
 
+    step: `DepthDecoder.compiled_step`, if the passes shall run so.
     Returns (R,), finite where all logits were.
     """
     rows = len(batch.slots)
@@ -185,12 +197,15 @@ def depth_frame(model: SpeechModel, state: SlotState, batch: Batch, kind: Kind) 
         chosen = choose(model.silence_reserved(logits), None if noise is None else noise[:, codebook - 1], values)
         return chosen.repeat(2) if kind.guides else chosen
 
+    def generate(hidden: Tensor, first: Tensor) -> Tensor:
+        depth = model.depth
+        return depth.generate(hidden, first, pick) if step is None else depth.generate_by(step, hidden, first, pick)
+
     if kind.guides:
         # Guided rows and their unguided twins; rows without guidance are computed twice and read once.
-        both = hidden.transpose(0, 1).reshape(2 * rows, -1)
-        codes = model.depth.generate(both, first.repeat(2), pick)[:rows]
+        codes = generate(hidden.transpose(0, 1).reshape(2 * rows, -1), first.repeat(2))[:rows]
     else:
-        codes = model.depth.generate(hidden[:, 0], first, pick)
+        codes = generate(hidden[:, 0], first)
     state.codes[batch.slots] = codes
     state.ring[batch.slots, batch.places] = codes
     return largest
@@ -224,3 +239,25 @@ def next_hidden(  # noqa: PLR0917 (a graph's inputs)
     hidden = model.backbone(x[:, None], positions[:, None], cache)[:, 0]
     cache.commit()
     state.hidden[slots, twins] = hidden
+
+
+def prompt_hidden(  # noqa: PLR0917 (a graph's inputs)
+    model: SpeechModel,
+    state: SlotState,
+    kv: PagedKV,
+    x: Tensor,
+    ragged: Ragged,
+    places: PromptPlaces,
+    ends: Tensor,
+    slots: Tensor,
+    twins: Tensor,
+) -> None:
+    """Run pieces of prompts of any rows, one behind another, and put the hidden states at `ends` into the slots.
+
+    x: (N, hidden), pads last.  ends: (R,), where in x a row's prompt ends; slots, twins: (R,), whose it is; a row whose
+    prompt goes on has the dummy slot.
+    """
+    positions = places.starts[ragged.back // ragged.places.shape[1]] + ragged.offsets
+    cache = kv.prompt_cache(places.read, places.write, places.starts, ragged)
+    hidden = model.backbone(x[None], positions[None], cache)[0]
+    state.hidden[slots, twins] = hidden[ends]

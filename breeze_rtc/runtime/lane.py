@@ -38,9 +38,13 @@ class Lane(Protocol):
     def join(self) -> None:
         """What the main stream is given from now on runs after all that the lane was given."""
 
-    def read(self, values: Tensor, meanwhile: Callable[[], bool]) -> Tensor:
-        """A result of the main stream, on the host.  While it is computed `meanwhile` is called again and again, for as
-        long as it says that something else is on its way."""
+    def send(self, values: Tensor) -> OnItsWay:
+        """A result of the main stream sets out for the host; what the main stream is given from now on runs behind it
+        and need not be waited for to read it."""
+
+    def read(self, sent: OnItsWay, meanwhile: Callable[[], bool]) -> Tensor:
+        """What was sent, on the host.  While it is computed `meanwhile` is called again and again, for as long as it
+        says that something else is on its way."""
 
 
 class There:
@@ -60,13 +64,17 @@ class NullLane:
     """Of a device that does one thing after the other."""
 
     def run(self, work: Callable[[], Tensor]) -> OnItsWay:
-        return There(work())
+        # A copy here too: what a graph gave is overwritten by the next.
+        return There(work().clone())
 
     def join(self) -> None:
         pass
 
-    def read(self, values: Tensor, meanwhile: Callable[[], bool]) -> Tensor:
-        return values
+    def send(self, values: Tensor) -> OnItsWay:
+        return There(values.clone())
+
+    def read(self, sent: OnItsWay, meanwhile: Callable[[], bool]) -> Tensor:
+        return sent.wait()
 
 
 class _Copy:
@@ -104,12 +112,14 @@ class CudaLane:
     def join(self) -> None:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
-    def read(self, values: Tensor, meanwhile: Callable[[], bool]) -> Tensor:
-        copy = _Copy(values, torch.cuda.current_stream(self._device))
-        while not copy.is_there():
+    def send(self, values: Tensor) -> OnItsWay:
+        return _Copy(values, torch.cuda.current_stream(self._device))
+
+    def read(self, sent: OnItsWay, meanwhile: Callable[[], bool]) -> Tensor:
+        while not sent.is_there():
             if not meanwhile():
                 break
-        return copy.wait()
+        return sent.wait()
 
 
 def lane_of(device: torch.device) -> Lane:

@@ -15,6 +15,7 @@ import os
 import select
 import socket
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -193,13 +194,6 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
     executor = Executor(
         model, max_streams=start.max_streams, kv_pages=kv_pages, page_tokens=PAGE_TOKENS, device=start.device
     )
-    if executor.device.type == "cuda" and executor.feed == "prefix":
-        from breeze_rtc.runtime.graphs import CudaRecorder
-
-        try:
-            executor.record_graphs(CudaRecorder(), lambda share: line.send(Loading("Capturing graphs", share)))
-        except RuntimeError:
-            log.exception("CUDA graphs cannot be captured here; every step runs eagerly, which is several times slower")
     beside = sentence_voices(model)
     clock = MonotonicClock()
     costs = CostTable()
@@ -215,6 +209,9 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
             told=lambda share: line.send(Measuring(share)),
         )
         resources.callback(keep)
+    if executor.device.type == "cuda" and executor.feed == "prefix":
+        # It takes a minute in which there is a voice already, if one that fewer can share.
+        threading.Thread(target=_record_graphs, args=(executor,), name="breeze-graphs", daemon=True).start()
     scheduler = Scheduler(
         specs=executor.specs,
         sample_rate=executor.sample_rate,
@@ -275,8 +272,17 @@ def summary(name: str, model: SpeechModel, executor: Executor) -> str:
     if executor.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(executor.device)
         card = torch.cuda.get_device_name(executor.device)
-        said += f", {card}: {(total - free) / 1e9:.1f} of {total / 1e9:.1f} GB in use, graphs included"
+        said += f", {card}: {(total - free) / 1e9:.1f} of {total / 1e9:.1f} GB in use"
     return said
+
+
+def _record_graphs(executor: Executor) -> None:
+    from breeze_rtc.runtime.graphs import CudaRecorder
+
+    try:
+        executor.record_graphs(CudaRecorder())
+    except Exception:
+        log.exception("not all CUDA graphs could be captured; the other steps run eagerly, several times slower")
 
 
 def freeze_heap() -> None:

@@ -74,7 +74,7 @@ class Forecast:
     def text_ns(self, streams: list[Stream]) -> int:
         """One step of the text encoder for the next pieces of as many of `streams` as it holds."""
         rows = min(len(streams), self._specs[Stage.TEXT].max_rows)
-        return self.stage_ns(Stage.TEXT, rows, sum(s.segments[0] for s in streams[:rows]))
+        return self.stage_ns(Stage.TEXT, rows, sum(s.segments[0] * s.rows for s in streams[:rows]))
 
     def way_to_sound_ns(self, streams: Iterable[Stream]) -> int:
         """Until all of these, who have not spoken, have; if they run together from here."""
@@ -83,7 +83,7 @@ class Forecast:
         for s in streams:
             count += 1
             rows += s.rows
-            tokens += s.tokens - s.encoded
+            tokens += (s.tokens - s.encoded) * s.rows
             chunk = max(chunk, s.target)
             if s.started:
                 frames = max(frames, s.target - s.made)

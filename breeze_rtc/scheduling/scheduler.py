@@ -464,13 +464,15 @@ class Scheduler:
         rows: list[Row] = []
         used = tokens = 0
         for s in choice.streams:
+            width = s.rows
             if stage is Stage.TEXT:
-                width, start, count = 1, s.encoded, s.segments[0]
+                # The text of its unguided row is encoded along with it: as many tokens, in the same row.
+                taken, start, count = 1, s.encoded, s.segments[0]
             else:
-                width, start, count = s.rows, s.positions, s.prompt - s.positions
+                taken, start, count = width, s.positions, s.prompt - s.positions
                 if most_tokens:
                     count = min(count, max(1, (most_tokens - tokens) // width))
-            if rows and (used + width > spec.max_rows or (most_tokens and tokens + count * width > most_tokens)):
+            if rows and (used + taken > spec.max_rows or (most_tokens and tokens + count * width > most_tokens)):
                 continue
             new_pages: tuple[int, ...] = ()
             if stage is Stage.PREFILL:
@@ -478,7 +480,7 @@ class Scheduler:
                 new_pages = self._take_pages(s)
             s.out, s.served = stage, self._next_id
             rows.append(Row(s.id, s.slot, start, count, new_pages))
-            used += width
+            used += taken
             tokens += count * width
         return rows, used
 
@@ -643,9 +645,9 @@ class Scheduler:
 
 def _units(step: Step, streams: Mapping[int, Stream]) -> int:
     """What the time of a step depends on besides its bucket; see `costs.size_of`."""
-    if step.stage is Stage.PREFILL:
+    if step.stage <= Stage.PREFILL:
         return sum(row.count * streams[row.stream].rows for row in step.rows)
-    return sum(row.count for row in step.rows) if step.stage is Stage.TEXT else step.rows[0].count
+    return step.rows[0].count
 
 
 def _stage_name(s: Stream, is_due: bool) -> str:

@@ -180,22 +180,7 @@ class _EngineFigures:
         for source, values in stats.get("moves", {}).items():
             moves.add_metric([str(source)], **_counted(values))
         yield moves
-        graph_steps = CounterMetricFamily(
-            "breeze_graph_steps",
-            "Frame and codec steps: a graph was replayed, or none fitted",
-            labels=["how"],
-        )
-        graph_rows = CounterMetricFamily(
-            "breeze_graph_rows", "Rows of replayed graphs, by whether a stream or a pad was in them", labels=["row"]
-        )
-        graphs = stats.get("graphs", {})
-        if graphs:
-            graph_steps.add_metric(["replayed"], graphs["replays"])
-            graph_steps.add_metric(["eager"], graphs["misses"])
-            graph_rows.add_metric(["stream"], graphs["live_rows"])
-            graph_rows.add_metric(["pad"], graphs["padded_rows"])
-        yield graph_steps
-        yield graph_rows
+        yield from _graph_figures(stats.get("graphs", {}))
         yield GaugeMetricFamily("breeze_streams", "Streams being made now", value=len(stats.get("streams", {})))
         queued = GaugeMetricFamily("breeze_queued_streams", "Streams that wait for room, by class", labels=["class"])
         refused = CounterMetricFamily(
@@ -214,6 +199,35 @@ class _EngineFigures:
         yield CounterMetricFamily(
             "breeze_engine_restarts", "Times a dead engine was started again", value=self._engine.restarts
         )
+
+
+def _graph_figures(graphs: dict[str, Any]) -> Iterable[Metric]:
+    """What `runtime.graphs.GraphTable` counted; nothing where no graphs are used."""
+    replays = CounterMetricFamily(
+        "breeze_graph_replays", "Steps that replayed a graph, by stage and bucket", labels=["stage", "bucket"]
+    )
+    taken = GaugeMetricFamily(
+        "breeze_graph_bytes", "Memory that graphs take, by stage and bucket", labels=["stage", "bucket"]
+    )
+    for family, name in ((replays, "replays"), (taken, "bytes")):
+        for stage, buckets in graphs.get(name, {}).items():
+            for bucket, count in buckets.items():
+                family.add_metric([stage, bucket], count)
+    misses = CounterMetricFamily("breeze_graph_misses", "Steps that no graph fitted, by stage", labels=["stage"])
+    for stage, count in graphs.get("misses", {}).items():
+        misses.add_metric([stage], count)
+    rows = CounterMetricFamily(
+        "breeze_graph_rows",
+        "Rows of replayed graphs (tokens, of text and prompts): those of streams, and those that were padding",
+        labels=["stage", "row"],
+    )
+    for row, name in (("stream", "live"), ("pad", "padded")):
+        for stage, count in graphs.get(name, {}).items():
+            rows.add_metric([stage, row], count)
+    recorded = GaugeMetricFamily("breeze_graphs_recorded", "Share of the graphs that are ready for use")
+    if graphs:
+        recorded.add_metric([], graphs["recorded"])
+    yield from (replays, taken, misses, rows, recorded)
 
 
 def _counted(values: dict[str, Any]) -> dict[str, Any]:

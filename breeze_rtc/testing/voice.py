@@ -295,7 +295,7 @@ class _ToneExecutor:
         self.specs = dict.fromkeys(Stage, row) | dict.fromkeys((Stage.TEXT, Stage.PREFILL), tokens)
         self._streams: dict[int, _Stream] = {}
 
-    def graph_counts(self) -> dict[str, int]:
+    def graph_counts(self) -> dict[str, object]:
         return {}
 
     def open(self, stream: int, slot: int, *, seed: int, sampling: object, voice: str) -> None:

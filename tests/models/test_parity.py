@@ -97,8 +97,10 @@ def test_depth(reference: Reference, model: SpeechModel) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("chunk", [1, 2, 4, 8, 16])
 def test_codec_in_chunks(reference: Reference, model: SpeechModel, chunk: int) -> None:
-    """Fed in chunks, in float64, far past the attention window of 6 frames, the codec says what the public one says of
-    the whole."""
+    """Reproductions 3 and 24 (vllm-omni 2439 and 2480: too little left context, heard at every chunk; Qwen3-TTS 239:
+    drift).  Fed in chunks, in float64, far past the attention window of 6 frames, the codec says what the public one
+    says of the whole.
+    """
     assert reference.codec is not None
     codec = CodecDecoder(model.config.codec).double()
     codec.load_state_dict(model.codec.double().state_dict())

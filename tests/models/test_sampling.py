@@ -102,6 +102,30 @@ def test_top_p_is_shifted() -> None:
     assert set(draw(logits, Sampling(temperature=1.0, top_k=0, top_p=0.01), 200).tolist()) == {0}
 
 
+def test_top_p_within_top_k_needs_no_sort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the k best, those whose probabilities among the k reach p; a row beside it without that limit loses none."""
+    logits = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]).log()
+    sampling = Sampling(temperature=1.0, top_k=3, top_p=0.6)
+    monkeypatch.setattr(Tensor, "sort", lambda *_: pytest.fail("all codes were sorted"))
+    # 0.47, 0.35 and 0.18 of the three: the first two reach 0.6.
+    assert set(draw(logits, sampling, 500).tolist()) == {0, 1}
+    rows = rows_of([sampling, Sampling(temperature=1.0, top_k=4, top_p=1.0)] * 500, 5)
+    codes = choose(logits.expand(1000, -1), noise(1000, 5), rows)
+    assert set(codes[::2].tolist()) == {0, 1}
+    assert set(codes[1::2].tolist()) == {0, 1, 2, 3}
+
+
+def test_no_top_p_is_no_top_p_beside_one() -> None:
+    """Probabilities that sum to one but for rounding cut nothing off a row that has no such limit."""
+    logits = torch.randn(4, 2051, generator=torch.Generator().manual_seed(1)) * 6
+    rows = rows_of([Sampling(temperature=1.0, top_k=0, top_p=p) for p in (1.0, 0.9, 1.0, 1.0)], 2051)
+    unlikely = torch.where(torch.arange(2051) == logits.argmin(-1, keepdim=True), 1e6, 0.0)
+    codes = choose(logits, unlikely, rows)
+    assert codes[0] == logits[0].argmin()
+    assert torch.equal(codes[2:], logits[2:].argmin(-1))
+    assert codes[1] != logits[1].argmin()
+
+
 def test_top_p_follows_temperature() -> None:
     """Probabilities are taken after the temperature: a colder row keeps fewer."""
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()

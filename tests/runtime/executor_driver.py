@@ -43,9 +43,18 @@ class Utterance:
 class ExecutorDriver:
     """Streams, pages and steps around one executor."""
 
-    def __init__(self, model: SpeechModel, *, streams: int = 8, pages: int = 256, device: str = "cpu") -> None:
+    def __init__(
+        self, model: SpeechModel, *, streams: int = 8, pages: int = 256, prefix_pages: int = 0, device: str = "cpu"
+    ) -> None:
         self.model = model
-        self.executor = Executor(model, max_streams=streams, kv_pages=pages, page_tokens=PAGE_TOKENS, device=device)
+        self.executor = Executor(
+            model,
+            max_streams=streams,
+            kv_pages=pages,
+            page_tokens=PAGE_TOKENS,
+            prefix_pages=prefix_pages,
+            device=device,
+        )
         self.free_pages = list(range(pages))
         self.streams: dict[int, Utterance] = {}
         self._steps = 0

@@ -344,7 +344,8 @@ def test_messages_of_streams_that_are_over_are_ignored() -> None:
 
 @pytest.mark.parametrize("interactive", [True, False])
 def test_a_stream_that_nobody_reads_waits_at_its_limit(interactive: bool) -> None:
-    """Generation stops within one chunk of what may be unread, and goes on to the end once it has been read."""
+    """Reproduction 7 (vllm-omni 4957: chunks were dropped in load).  Generation stops within one chunk of what may be
+    unread, and goes on to the end, with every sample, once it has been read."""
     text = "y" * 600  # 48 s of sound
     bench = Bench([*spoken(1, text, interactive=interactive), (200 * SECOND, Taken(1, 48 * 24_000))])
     bench.line.reads = False

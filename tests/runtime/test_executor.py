@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from breeze_rtc.errors import BadSampling, UnknownVoice
 from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speech_model import SpeechModel, TextSegment
 from breeze_rtc.runtime.executor import RING_FRAMES, ROW_COUNTS, Executor, independent_row_counts
+from breeze_rtc.runtime.kv_cache import Prefix
 from breeze_rtc.scheduling.step import Row, Stage, Step
 
 FEEDS = ("tiny", "tiny-pointer")
@@ -75,8 +77,11 @@ def lone(
 
 
 def test_together_is_alone(model: SpeechModel) -> None:
-    """Eight streams that join at random, run in random parts and are decoded in random chunks each say, sample for
-    sample, what each says alone."""
+    """Reproduction 9 (vllm-omni 6361, sglang-omni 1399 and 1475: a seed gave other sound in company).
+
+    Eight streams that join at random, run in random parts and are decoded in random chunks each say, sample for sample,
+    what each says alone.
+    """
     driver = ExecutorDriver(model)
     slots = np.random.default_rng(1).permutation(8).tolist()
     for stream, text in enumerate(TEXTS):
@@ -104,7 +109,7 @@ def test_slot_does_not_matter_and_seed_does(model: SpeechModel) -> None:
 
 
 def test_a_used_slot_leaves_nothing_behind(model: SpeechModel) -> None:
-    """A second stream in the slot and the pages of a closed one says what it says in fresh ones."""
+    """A second stream in the slot and the pages of a closed one says what it says in fresh ones (reproduction 5)."""
     driver = ExecutorDriver(model)
     driver.open(1, 3, TEXTS[3], seed=1)
     driver.speak(1, 12)
@@ -116,7 +121,7 @@ def test_a_used_slot_leaves_nothing_behind(model: SpeechModel) -> None:
 
 @pytest.mark.parametrize("chunk", [3, 16])
 def test_prefill_in_pieces(prefix: SpeechModel, chunk: int) -> None:
-    """A prompt of 80 tokens run in pieces leads to the same sound as run at once."""
+    """A prompt of 80 tokens run in pieces leads to the same sound as run at once (reproduction 22)."""
     driver = ExecutorDriver(prefix)
     driver.open(1, 3, TEXTS[5], seed=4)
     driver.prefill([1], chunk)
@@ -357,6 +362,136 @@ def test_guidance_changes_the_speech(prefix: SpeechModel) -> None:
     assert not np.array_equal(sounds[0], sounds[1])
 
 
+# ---- what streams have in common -------------------------------------------------------------------------------------
+
+VOICE = [
+    TextSegment(tuple(range(40, 57)), (0,) * 17),
+    TextSegment((1, 1, 1, 2), (0,) * 4, codes=((1, 2, 3, 4), (5, 6, 7, 8), (9, 10, 11, 12))),
+]
+"""Words and sound of a reference: 21 positions, which end within a page."""
+
+
+def _text(text: str, row: int = 0) -> list[TextSegment]:
+    tokens = tuple(text.encode())
+    return [TextSegment(tokens, (0,) * len(tokens) if row else tuple(range(1, len(tokens) + 1)), row)]
+
+
+def _stored(driver: ExecutorDriver) -> Prefix:
+    voice = driver.executor.add_prefix(torch.cat(driver.executor.encode(VOICE)))
+    assert voice is not None
+    return voice
+
+
+def _said(driver: ExecutorDriver, texts: list[str], frames: int = 12, **options: object) -> list[Sound]:
+    """Streams of one voice side by side, their prompts run five positions a step."""
+    for stream, text in enumerate(texts):
+        driver.open(stream, stream + 2, _text(text), seed=7 + stream, **options)
+    streams = list(range(len(texts)))
+    driver.prefill(streams, 5)
+    driver.depth(streams)
+    while any(driver.goes_on(stream, frames) for stream in streams):
+        going = [stream for stream in streams if driver.goes_on(stream, frames)]
+        driver.backbone(going)
+        driver.depth(going)
+    return [driver.decode_all(stream, (2,)) for stream in streams]
+
+
+def test_a_voice_is_prefilled_once_and_says_what_it_says_written_out(prefix: SpeechModel) -> None:
+    """vllm-omni's and sglang-omni's voices bled (sglang-omni issue 350, reproduction 20): streams that begin with a
+    stored voice, together with one that does not, say sample for sample what they say with all of it in their own
+    prompt, and hold pages for their own text alone."""
+    texts = ["first", "the second text is longer"]
+    expected = []
+    for stream, text in enumerate(texts):
+        lone = ExecutorDriver(prefix)
+        lone.open(1, 3, VOICE + _text(text), seed=7 + stream)
+        expected.append(lone.speak(1, 12))
+    driver = ExecutorDriver(prefix, prefix_pages=4)
+    voice = _stored(driver)
+    driver.open(9, 1, TEXTS[1], seed=5)
+    found = _said(driver, texts, prefixes=(voice,))
+    assert all(len(sound) for sound in found)
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert np.array_equal(driver.speak(9, FRAMES), alone(prefix, TEXTS[1], 5))
+    own = driver.streams[0]
+    assert len(own.pages) == -(-own.positions // 16)
+    assert own.positions <= 5 + 12
+
+
+def test_guided_rows_share_a_voice(prefix: SpeechModel) -> None:
+    """With an instruction over a reference, guided and unguided row begin with the same positions, computed once."""
+    options = {"seed": 9, "sampling": Sampling(cfg_scale=3.0)}
+    unguided, guided = "plain text", "<with words how> plain text"
+    lone = ExecutorDriver(prefix)
+    rows = [replace(segment, row=row) for row, text in ((1, unguided), (0, guided)) for segment in VOICE + _text(text)]
+    lone.open(1, 5, rows, **options)
+    expected = lone.speak(1, 12)
+    driver = ExecutorDriver(prefix, prefix_pages=2)
+    voice = _stored(driver)
+    driver.open(1, 5, _text(unguided, row=1) + _text(guided), prefixes=(voice, voice), **options)
+    assert np.array_equal(driver.speak(1, 12), expected)
+    assert len(expected) > 0
+
+
+def test_a_voice_from_the_store_is_not_computed_again(prefix: SpeechModel) -> None:
+    """Keys and values that were written down are put back, and no stage runs for them."""
+    driver = ExecutorDriver(prefix, prefix_pages=4)
+    first = _stored(driver)
+    kv = driver.executor.prefix_kv(first)
+    assert kv.shape[3] == first.positions == 21
+    expected = _said(driver, ["words"], prefixes=(first,))
+    driver.close(0)
+    again = ExecutorDriver(prefix, prefix_pages=4)
+    vectors = torch.full((21, kv.shape[0]), float("nan"))
+    second = again.executor.add_prefix(vectors, kv)
+    assert second is not None
+    assert np.array_equal(_said(again, ["words"], prefixes=(second,))[0], expected[0])
+
+
+def test_a_voice_that_is_dropped_speaks_on(prefix: SpeechModel) -> None:
+    """Its pages are free when the last stream that began with it has closed or been cancelled, and not before."""
+    driver = ExecutorDriver(prefix, prefix_pages=2)
+    voice = _stored(driver)
+    expected = _said(driver, ["some words"], prefixes=(voice,))
+    driver.close(0)
+    driver.open(0, 2, _text("some words"), seed=7, prefixes=(voice,))
+    driver.open(1, 3, _text("others"), seed=8, prefixes=(voice,))
+    driver.executor.drop_prefix(voice)
+    vectors = torch.zeros(21, prefix.config.text.output)
+    assert driver.executor.add_prefix(vectors) is None
+    driver.close(1)
+    assert driver.executor.add_prefix(vectors) is None
+    assert np.array_equal(driver.speak(0, 12), expected[0])
+    driver.close(0)
+    assert driver.executor.add_prefix(vectors) is not None
+
+
+def test_texts_of_several_streams_in_one_step(model: SpeechModel) -> None:
+    """They are encoded in one call, and what each says is what it says alone."""
+    driver = ExecutorDriver(model)
+    calls = []
+    packed = model.text.packed
+    segments = []
+    for stream, text in enumerate(TEXTS[:4]):
+        driver.open(stream, stream, [], end=False, seed=100 + stream)
+        frontend = model.frontend()
+        first, *rest = frontend.push(text) + frontend.end()
+        segments.append(rest)
+        assert driver.executor.add_text(stream, first) == len(first.tokens)
+        driver.streams[stream].prompt = len(first.tokens)
+    spans = {stream: (0, driver.streams[stream].prompt) for stream in range(4)}
+    model.text.packed = lambda *args: calls.append(args) or packed(*args)  # type: ignore[method-assign]
+    try:
+        driver.run(Stage.TEXT, spans, 4)
+    finally:
+        model.text.packed = packed  # type: ignore[method-assign]
+    assert len(calls) == 1
+    for stream, rest in enumerate(segments):
+        driver.add_text(stream, rest)
+        driver.executor.end_text(stream)
+        assert np.array_equal(driver.speak(stream, FRAMES), alone(model, TEXTS[stream], 100 + stream))
+
+
 # ---- opening and the rest ------------------------------------------------------------------------------------------
 
 
@@ -381,17 +516,17 @@ def test_steps_are_timed_by_the_clock_given(pointer: SpeechModel) -> None:
     executor = Executor(pointer, max_streams=2, kv_pages=8, clock=clock)
     executor.open(1, 0)
     executor.add_text(1, TextSegment((65, 66, 67), (1, 2, 3)))
-    inner = executor.model.text.forward
+    inner = executor.model.text.packed
 
     def slow(*arguments: torch.Tensor) -> torch.Tensor:
         clock.advance(1_234)
         return inner(*arguments)
 
-    executor.model.text.forward = slow  # type: ignore[method-assign]
+    executor.model.text.packed = slow  # type: ignore[method-assign]
     try:
         result = executor.run(Step(1, Stage.TEXT, (Row(1, 0, 0, 3),), 1))
     finally:
-        executor.model.text.forward = inner  # type: ignore[method-assign]
+        executor.model.text.packed = inner  # type: ignore[method-assign]
     assert result.duration_ns == 1_234
 
 

@@ -22,8 +22,9 @@ from breeze_rtc.clock import MS, VirtualClock
 from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speech_model import SpeechModel
 from breeze_rtc.runtime import executor as executor_module
+from breeze_rtc.runtime import frame_graphs
 from breeze_rtc.runtime.graphs import EmulatedRecorder
-from breeze_rtc.runtime.lane import CudaLane, OnItsWay
+from breeze_rtc.runtime.lane import CudaLane, OnItsWay, There
 from breeze_rtc.runtime.messages import Cancel, Chunk, EndText, Failed, Finished, Message, Text
 from breeze_rtc.runtime.sounding import Sounding
 from breeze_rtc.scheduling.costs import CostTable
@@ -61,9 +62,12 @@ class LateLane:
         while self._todo:
             self._todo.popleft().run()
 
-    def read(self, values: Tensor, meanwhile: Callable[[], bool]) -> Tensor:
+    def send(self, values: Tensor) -> OnItsWay:
+        return There(values.clone())
+
+    def read(self, sent: OnItsWay, meanwhile: Callable[[], bool]) -> Tensor:
         meanwhile()
-        return values
+        return sent.wait()
 
 
 class _Late:
@@ -123,8 +127,8 @@ def test_sound_made_late_is_the_sound_made_at_once(
     model: SpeechModel, monkeypatch: pytest.MonkeyPatch, has_graphs: bool
 ) -> None:
     """Chunks of one, two and three frames, the next frames made before the first of them is decoded."""
-    monkeypatch.setattr(executor_module, "GRAPH_COLUMNS", (64,), raising=False)
-    monkeypatch.setattr(executor_module, "GRAPH_FRAMES", (1, 2), raising=False)
+    monkeypatch.setattr(frame_graphs, "GRAPH_COLUMNS", (64,))
+    monkeypatch.setattr(frame_graphs, "GRAPH_FRAMES", (1, 2))
     at_once, late = ExecutorDriver(model, streams=2), ExecutorDriver(model, streams=2)
     late.executor._lane = LateLane()
     if has_graphs:

@@ -19,6 +19,7 @@ import pytest_asyncio
 import torch
 
 from breeze_rtc.errors import BadRequest, CheckpointError, EngineClosed, PeerError, StepFailed
+from breeze_rtc.models.attention import Ragged
 from breeze_rtc.models.speech_model import SpeechModel
 from breeze_rtc.runtime import engine as engine_module
 from breeze_rtc.runtime.driver import Hangup
@@ -257,15 +258,17 @@ async def test_a_stream_of_poisoned_numbers_fails_alone(monkeypatch: pytest.Monk
 
     def poisoned(name: str, **_options: object) -> SpeechModel:
         model = load(name)
-        encode_text = model.text.forward
+        encode_text = model.text.packed
 
-        def forward(tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-            vectors = encode_text(tokens, lengths)
-            marked = (tokens == ord("~")).any(1)
+        def packed(tokens: torch.Tensor, lengths: torch.Tensor, ragged: Ragged) -> torch.Tensor:
+            vectors = encode_text(tokens, lengths, ragged)
+            segments = ragged.back // ragged.places.shape[1]
+            marked = torch.zeros(len(lengths), dtype=torch.bool)
+            marked[segments[tokens == ord("~")]] = True
             poison.logical_or_(marked.any())
-            return torch.where(marked[:, None, None], torch.nan, vectors)
+            return torch.where(marked[segments, None], torch.nan, vectors)
 
-        model.text.forward = forward  # type: ignore[method-assign]
+        model.text.packed = packed  # type: ignore[method-assign]
         return model
 
     monkeypatch.setattr(SpeechModel, "load", staticmethod(poisoned))

@@ -108,7 +108,7 @@ class ToneExecutor:
     def close(self, stream: int) -> None:
         self.voices.pop(stream, None)
 
-    def graph_counts(self) -> dict[str, int]:
+    def graph_counts(self) -> dict[str, object]:
         return {}
 
     def _row(self, stage: Stage, row: Row) -> RowResult:
