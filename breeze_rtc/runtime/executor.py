@@ -243,7 +243,7 @@ class Executor:
             indices = [texts[n] for n in share]
             tokens = [segments[index].tokens for index in indices]
             lengths = [len(each) for each in tokens]
-            encoded = torch.split(self._encode(tokens)[: sum(lengths)], lengths)  # type: ignore[no-untyped-call]
+            encoded = torch.split(self._encode(tokens)[: sum(lengths)], lengths)
             for index, found in zip(indices, encoded, strict=True):
                 vectors[index] = found
         return [found for found in vectors if found is not None]

@@ -208,7 +208,7 @@ class Ensemble:
         self._of(stream).close(stream)
         self._elsewhere.pop(stream, None)
 
-    def graph_counts(self) -> dict[str, int]:
+    def graph_counts(self) -> dict[str, Any]:
         """See `Executor.graph_counts`."""
         return self._first.graph_counts()
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from breeze_rtc.models.speech_model import SpeechModel, TextSegment
 from breeze_rtc.playback import TextMark
 from breeze_rtc.runtime.executor import Executor
+from breeze_rtc.runtime.graphs import EmulatedRecorder, Function, Guard
 from breeze_rtc.scheduling.step import Row, RowResult, Stage, Step
 
 PAGE_TOKENS = 16
@@ -203,3 +206,19 @@ class ExecutorDriver:
                     spans[stream] = rng.randint(1, min(4, u.made - u.decoded))
                 self.codec(spans)
         return {stream: self.decode_all(stream, (3, 1)) for stream in joined}
+
+
+class Direct(EmulatedRecorder):
+    """The same without the tracing, which takes a second a shape: guarded, on static buffers, outputs overwritten."""
+
+    def record(self, function: Function, buffers: tuple[Tensor, ...]) -> Callable[[], tuple[Tensor, ...]]:
+        with Guard():
+            function(*buffers)
+
+        def replay() -> tuple[Tensor, ...]:
+            for output in self._given:
+                output.fill_(-77)
+            self._given = [output.clone() for output in function(*buffers)]
+            return tuple(self._given)
+
+        return replay

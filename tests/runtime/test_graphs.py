@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from executor_driver import ExecutorDriver
+from executor_driver import Direct, ExecutorDriver
 from torch import Tensor
 
 from breeze_rtc.models.presets import breeze_tts_2, tiny
@@ -28,7 +28,6 @@ from breeze_rtc.runtime.graphs import (
     EmulatedRecorder,
     Function,
     GraphTable,
-    Guard,
     MetaRecorder,
     NotCapturable,
     StepGraph,
@@ -65,7 +64,17 @@ def model() -> SpeechModel:
 @pytest.fixture(scope="module")
 def recorded(model: SpeechModel) -> ExecutorDriver:
     driver = ExecutorDriver(model, streams=2)
-    driver.executor.record_graphs(EmulatedRecorder())
+    driver.executor.record_graphs(Direct())
+    return driver
+
+
+@pytest.fixture(scope="module")
+def traced(model: SpeechModel) -> ExecutorDriver:
+    """One stream, and graphs that are traced: a second for each shape."""
+    driver = ExecutorDriver(model, streams=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frame_graphs, "GRAPH_FRAMES", (1,))
+        driver.executor.record_graphs(EmulatedRecorder())
     return driver
 
 
@@ -78,22 +87,6 @@ def driver(recorded: ExecutorDriver) -> Iterator[ExecutorDriver]:
     yield recorded
     for stream in tuple(recorded.streams):
         recorded.close(stream)
-
-
-class Direct(EmulatedRecorder):
-    """The same without the tracing, which takes a second a shape: guarded, on static buffers, outputs overwritten."""
-
-    def record(self, function: Function, buffers: tuple[Tensor, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        with Guard():
-            function(*buffers)
-
-        def replay() -> tuple[Tensor, ...]:
-            for output in self._given:
-                output.fill_(-77)
-            self._given = [output.clone() for output in function(*buffers)]
-            return tuple(self._given)
-
-        return replay
 
 
 def graphs(driver: ExecutorDriver) -> GraphTable:
@@ -111,16 +104,31 @@ def graphs(driver: ExecutorDriver) -> GraphTable:
     ],
 )
 def test_a_replayed_stream_says_what_an_eager_one_says(
-    model: SpeechModel, driver: ExecutorDriver, sampling: Sampling
+    model: SpeechModel, traced: ExecutorDriver, sampling: Sampling
 ) -> None:
-    """Sample for sample, drawn or greedy; every frame and codec step was a replay."""
+    """Sample for sample, drawn or greedy; every step of every stage was a replay."""
+    table = graphs(traced)
+    table.replays.clear()
     eager = ExecutorDriver(model, streams=2)
-    for each in (eager, driver):
+    for each in (eager, traced):
         each.open(1, 0, TEXTS[0], seed=7, sampling=sampling)
-    expected, sound = eager.speak(1, FRAMES, (1, 2)), driver.speak(1, FRAMES, (1, 2))
+    expected, sound = eager.speak(1, FRAMES, (1,)), traced.speak(1, FRAMES, (1,))
+    traced.close(1)
     assert np.array_equal(sound, expected)
     assert len(sound) > 0
-    assert not graphs(driver).misses
+    assert {stage for stage, _ in table.replays} == set(frame_graphs.STAGES)
+    assert not table.misses
+
+
+def test_a_replayed_stream_with_guidance(model: SpeechModel, traced: ExecutorDriver) -> None:
+    """Two rows of unequal length."""
+    sounds = []
+    for each in (ExecutorDriver(model, streams=2), traced):
+        each.open(1, 0, GUIDED, seed=9, sampling=Sampling(cfg_scale=3.0))
+        sounds.append(each.speak(1, FRAMES))
+        each.close(1)
+    assert np.array_equal(*sounds)
+    assert not graphs(traced).misses
 
 
 def test_a_seed_counts_under_graphs(driver: ExecutorDriver) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from executor_driver import ExecutorDriver
+from executor_driver import Direct, ExecutorDriver
 from test_driver import Bench, ends_of, opened, pcm_of, spoken
 from tone_executor import COST_NS, ToneExecutor, expected_pcm
 from torch import Tensor
@@ -23,7 +23,6 @@ from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speech_model import SpeechModel
 from breeze_rtc.runtime import executor as executor_module
 from breeze_rtc.runtime import frame_graphs
-from breeze_rtc.runtime.graphs import EmulatedRecorder
 from breeze_rtc.runtime.lane import CudaLane, OnItsWay, There
 from breeze_rtc.runtime.messages import Cancel, Chunk, EndText, Failed, Finished, Message, Text
 from breeze_rtc.runtime.sounding import Sounding
@@ -132,7 +131,7 @@ def test_sound_made_late_is_the_sound_made_at_once(
     at_once, late = ExecutorDriver(model, streams=2), ExecutorDriver(model, streams=2)
     late.executor._lane = LateLane()
     if has_graphs:
-        late.executor.record_graphs(EmulatedRecorder())
+        late.executor.record_graphs(Direct())
     for driver in (at_once, late):
         driver.open(1, 0, TEXTS[0], seed=4, sampling=Sampling())
     expected = at_once.speak(1, FRAMES, (1, 2, 3))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from executor_driver import PAGE_TOKENS, ExecutorDriver
+from executor_driver import PAGE_TOKENS, Direct, ExecutorDriver
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from breeze_rtc.clock import MS, VirtualClock
@@ -27,7 +27,6 @@ from breeze_rtc.runtime import frame_graphs
 from breeze_rtc.runtime.driver import Driver, Hangup
 from breeze_rtc.runtime.executor import Executor
 from breeze_rtc.runtime.frame_steps import Batch, BatchRow, batch_of, choose_first
-from breeze_rtc.runtime.graphs import EmulatedRecorder
 from breeze_rtc.runtime.messages import Cancel, Chunk, EndText, Failed, Finished, Message, Open, Text
 from breeze_rtc.scheduling.costs import CostTable
 from breeze_rtc.scheduling.scheduler import Scheduler
@@ -83,7 +82,8 @@ def test_every_split_of_a_speech_has_all_of_its_samples(model: SpeechModel) -> N
     for cuts in itertools.product((False, True), repeat=frames - 1):
         sizes = [len(list(group)) for _, group in itertools.groupby(itertools.accumulate(cuts, initial=0))]
         s = driver.executor._streams[1]
-        driver.executor.state.codec.open(s.slot)
+        with torch.inference_mode():
+            driver.executor.state.codec.open(s.slot)
         s.decoded = s.sounded = driver.streams[1].decoded = 0
         driver.streams[1].pcm.clear()
         for size in sizes:
@@ -101,7 +101,7 @@ def test_the_tail_survives_a_bucket(model: SpeechModel, monkeypatch: pytest.Monk
     monkeypatch.setattr(frame_graphs, "GRAPH_TOKENS", (32,))
     expected = speaking(model, 5).decode_all(1, (1,))
     graphed = ExecutorDriver(model, streams=1)
-    graphed.executor.record_graphs(EmulatedRecorder())
+    graphed.executor.record_graphs(Direct())
     for frames in (3, 4, 5):
         graphed.open(1, 0, "some text", seed=5)
         make(graphed, 1, frames)
@@ -145,6 +145,7 @@ def test_each_stream_of_a_batch_hears_its_own_codes(model: SpeechModel) -> None:
     assert len({driver.streams[stream].sound.tobytes() for stream in range(16)}) == 16
 
 
+@torch.inference_mode()
 def _set_codes(driver: ExecutorDriver, stream: int, code: int) -> None:
     s = driver.executor._streams[stream]
     driver.executor.state.ring[s.slot, :3] = code
@@ -159,7 +160,7 @@ def test_the_first_request_is_like_the_second(model: SpeechModel) -> None:
     for records in (False, True):
         driver = ExecutorDriver(SpeechModel.load("tiny"), streams=1)
         if records:
-            driver.executor.record_graphs(EmulatedRecorder())
+            driver.executor.record_graphs(Direct())
         sounds = []
         for _ in range(2):
             driver.open(1, 0, "one, two. ", seed=5)
@@ -251,7 +252,7 @@ class Whole:
             scheduler=self.scheduler,
             executor=self.executor,
             frontend=model.frontend,
-            max_frames=9,
+            max_frames=6,
             rows=lambda sampling: 1,
         )
         run = self.executor.run
@@ -293,7 +294,7 @@ def test_a_cancel_between_any_two_steps_leaves_nothing(name: str) -> None:
         for step in range(0, 2 * beside.line.steps)
     ]
     chance = random.Random(4)
-    for _ in range(10):
+    for _ in range(5):
         script = asked(1, "beside")
         for stream in range(2, 8):
             at = chance.randrange(20)
@@ -321,7 +322,7 @@ def test_a_retry_under_the_same_id_says_it_once(model: SpeechModel) -> None:
     expected = sound_of(once.line.heard, 1)
     again = Whole(model, [*asked(1, "once"), (4, Cancel(1)), *asked(1, "once", at=4)])
     again.driver.run()
-    before = [index for index, message in enumerate(again.line.heard) if isinstance(message, Finished)]
+    before = [index for index, message in enumerate(again.line.heard) if isinstance(message, Finished | Failed)]
     assert len(before) == 1
     chunks = [message for message in again.line.heard if isinstance(message, Chunk)]
     starts = [index for index, chunk in enumerate(chunks) if chunk.start_samples == 0 and chunk.pcm]
@@ -331,7 +332,7 @@ def test_a_retry_under_the_same_id_says_it_once(model: SpeechModel) -> None:
 def test_streams_leave_no_cycle_behind(model: SpeechModel) -> None:
     """18 (sglang-omni 1174): each request left 7.8 MiB in a reference cycle.
 
-    With the collector off, what the executor kept of a stream is gone the moment it closes, and two hundred streams
+    With the collector off, what the executor kept of a stream is gone the moment it closes, and sixty streams
     leave no more objects than two.
     """
     driver = ExecutorDriver(model, streams=2)
@@ -339,7 +340,7 @@ def test_streams_leave_no_cycle_behind(model: SpeechModel) -> None:
     gc.disable()
     try:
         counts = []
-        for stream in range(200):
+        for stream in range(60):
             driver.open(stream, stream % 2, "text", seed=stream)
             driver.prefill([stream])
             driver.depth([stream])
@@ -352,7 +353,7 @@ def test_streams_leave_no_cycle_behind(model: SpeechModel) -> None:
             counts.append(len(gc.get_objects()))
     finally:
         gc.enable()
-    assert counts[-1] - counts[1] < 200
+    assert counts[-1] - counts[1] < 60
 
 
 # ---- history ---------------------------------------------------------------------------------------------------------
@@ -410,6 +411,7 @@ def test_no_code_comes_of_a_prompt_that_goes_on(model: SpeechModel) -> None:
     assert driver.executor.state.seen[0].sum() == 1
 
 
+@torch.inference_mode()
 @pytest.mark.parametrize("penalty", [1.0, 1.1, 10.0])
 def test_the_end_is_never_penalised(model: SpeechModel, penalty: float) -> None:
     """23 (vllm-omni 7667, 6158): the class that ends speech was lost, and 30 s of repeated silence followed.
@@ -439,8 +441,15 @@ def test_the_rate_of_speech_does_not_drift() -> None:
     driver = ExecutorDriver(voice, streams=1)
     sentence = "The boat left the harbour early in the morning, and nobody on the shore saw it go. "
     driver.open(1, 0, sentence * 9, seed=3)
-    sound = driver.speak(1, 3_000, (16,))
+    driver.prefill([1])
+    driver.depth([1])
     u = driver.streams[1]
+    while driver.goes_on(1, 3_000):
+        driver.backbone([1])
+        driver.depth([1])
+        if u.made - u.decoded >= 16:
+            driver.codec({1: 16})
+    sound = driver.decode_all(1, (16,))
     assert u.has_ended
     seconds = len(sound) / 24_000
     assert seconds > 35
