@@ -230,7 +230,8 @@ async def test_a_model_that_fails_in_the_middle_fails_one_stream(monkeypatch: py
     def poisoned(name: str, **_options: object) -> SpeechModel:
         model = load(name)
         part = getattr(model, stage)
-        whole = part.generate if stage == "depth" else part.forward
+        method = {"text": "packed", "depth": "generate"}.get(stage, "forward")
+        whole = getattr(part, method)
 
         def fails_once(*args: object, **options: object) -> object:
             nonlocal calls
@@ -239,7 +240,7 @@ async def test_a_model_that_fails_in_the_middle_fails_one_stream(monkeypatch: py
                 raise RuntimeError("poison")
             return whole(*args, **options)
 
-        setattr(part, "generate" if stage == "depth" else "forward", fails_once)
+        setattr(part, method, fails_once)
         return model
 
     monkeypatch.setattr(SpeechModel, "load", staticmethod(poisoned))
