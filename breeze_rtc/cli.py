@@ -376,6 +376,8 @@ def _serve(
                     out.print(f"{server.listen_fix.rstrip('.')}; until then, type.", markup=False)
                 if telephone is not None and phone:
                     out.print(telephone.instructions(used_port), markup=False)
+                    if not os.environ.get(phone_key_env):
+                        out.print(f"They are new at each start; set {phone_key_env} to a secret to keep them.")
                 elif telephone is not None and telephone.sip is not None:
                     out.print(f"By telephone, {telephone.sip.instructions()}", markup=False)
                 out.print("Press Ctrl-C to stop.")

@@ -10,6 +10,7 @@ lets it call somebody.
 """
 
 import os
+import secrets
 import sys
 
 from breeze_rtc import Agent, AgentSession, SpeechHandle, UserTurn
@@ -55,6 +56,13 @@ async def note(session: AgentSession, speech: SpeechHandle):
 
 if __name__ == "__main__":
     public_url = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:8000"
-    phone = Phone(public_url, audio_socket=("127.0.0.1", 9092), apis=carrier_apis(os.environ))
+    phone = Phone(
+        public_url,
+        # What is pasted stays right over a restart if the key does.
+        key=os.environ.get("BREEZE_PHONE_KEY") or secrets.token_urlsafe(12),
+        twilio_token=os.environ.get("TWILIO_AUTH_TOKEN"),
+        audio_socket=("127.0.0.1", 9092),
+        apis=carrier_apis(os.environ),
+    )
     print(phone.instructions(8000))
     agent.run(phone=phone)
