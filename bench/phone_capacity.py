@@ -2,15 +2,16 @@
 
 One process is the whole server: door, sessions, voice activity, Opus to the line's codec; its voice is made ahead.
 Calls come from this process over real sockets, by a carrier's WebSocket (Twilio's words: mu-law, marks given back when
-played) or Asterisk's AudioSocket, each with inbound sound all the time, and begin at random moments.  Where there are
-two cores the server has one to itself, with all its threads, and the callers another.
+played), Asterisk's AudioSocket or SIP (SIPp places and ends the calls), each with inbound sound all the time, and begin
+at random moments.  Where there are two cores the server has one to itself, with all its threads, and the callers
+another.
 
 *Late* is the server's own doing, measured in it: from the moment at which a piece of sound is to leave by its schedule
-until the socket has taken it.  Over AudioSocket, where we are the clock, that is each 20 ms slot; over a WebSocket each
-message of some 100 ms, due when the carrier's buffer has room for it.  What the callers see is beside it: how unevenly
-slots arrived, which has their own delays in it, and how often a carrier ran dry.
+until the socket has taken it.  Over AudioSocket and RTP, where we are the clock, that is each 20 ms slot; over a
+WebSocket each message of some 100 ms, due when the carrier's buffer has room for it.  What the callers see is beside
+it: how unevenly slots arrived, which has their own delays in it, and how often a carrier ran dry.
 
-    python bench/phone_capacity.py [--quick] [--calls N ...] [--kinds websocket audiosocket] [--json FILE]
+    python bench/phone_capacity.py [--quick] [--calls N ...] [--kinds websocket audiosocket sip] [--json FILE]
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -56,6 +58,7 @@ async def serve(port: int) -> None:
     from breeze_rtc.runtime.engine import SpeechChunk
     from breeze_rtc.server import app
     from breeze_rtc.server.phone import Phone
+    from breeze_rtc.server.sip import Sip
 
     word = tone_engine.WORD
     made = [packet.payload for packet in SpeechEncoder(tone_engine.RATE).encode(tone_engine._SOUNDS[0])]
@@ -87,7 +90,9 @@ async def serve(port: int) -> None:
         engine=tone_engine.ToneEngine(),  # type: ignore[arg-type]
         listens=False,
         max_calls=1_000,
-        phone=Phone("http://localhost", key=KEY, audio_socket=("127.0.0.1", port + 1)),
+        phone=Phone(
+            "http://localhost", key=KEY, audio_socket=("127.0.0.1", port + 1), sip=Sip(f"127.0.0.1:{port + 2}")
+        ),
         on_ready=ready,
     )
     await app.serve(server, app.listen("127.0.0.1", port))
@@ -98,12 +103,17 @@ def note_lateness(late_ns: list[int]) -> None:
     from breeze_rtc.transport.audio_socket import AudioSocketLine
     from breeze_rtc.transport.far_buffer import FarBuffer
     from breeze_rtc.transport.phone import PhoneLine
+    from breeze_rtc.transport.rtp_line import RtpLine
 
     now = time.monotonic_ns
-    send, run, next_at = AudioSocketLine._send, PhoneLine.run, FarBuffer.next_at
+    send, speak, run, next_at = AudioSocketLine._send, RtpLine._speak, PhoneLine.run, FarBuffer.next_at
 
     def noting_send(line: Any, slot: Any) -> None:
         send(line, slot)
+        late_ns.append(now() - line.sink.clock.leaves_at(slot.index))
+
+    def noting_speak(line: Any, slot: Any) -> None:
+        speak(line, slot)
         late_ns.append(now() - line.sink.clock.leaves_at(slot.index))
 
     def noting_next_at(sink: Any, at: int) -> int | None:
@@ -121,6 +131,7 @@ def note_lateness(late_ns: list[int]) -> None:
         await run(line, noting_out)
 
     AudioSocketLine._send = noting_send  # type: ignore[method-assign]
+    RtpLine._speak = noting_speak  # type: ignore[method-assign]
     FarBuffer.next_at = noting_next_at  # type: ignore[method-assign]
     PhoneLine.run = noting_run  # type: ignore[method-assign]
 
@@ -235,6 +246,42 @@ class TwilioCaller(Caller):
             self.say(f'{{"event":"media","streamSid":"M","media":{media}}}'.encode())
 
 
+class SipCaller(Caller, asyncio.DatagramProtocol):
+    """The sound of a call that SIPp places; it is answered where it comes from."""
+
+    def datagram_received(self, data: bytes, address: tuple[str, int]) -> None:
+        timestamp = int.from_bytes(data[4:8], "big")
+        if not self.has_begun:
+            self.has_begun, self.address, self.first = True, address, timestamp
+        self.sound_s = (timestamp - self.first) % (1 << 32) / 8_000
+        self.piece(0.02)
+
+    def speak(self, number: int) -> None:
+        if self.has_begun:
+            header = struct.pack("!BBHLL", 0x80, 0, number % 65_536, 160 * number, id(self) & 0xFFFF_FFFF)
+            self.transport.sendto(header + 160 * b"\xff", self.address)
+
+    @staticmethod
+    async def call(callers: list[Caller], port: int) -> None:
+        """Have SIPp place the calls, and end them."""
+        import sipp
+
+        loop = asyncio.get_running_loop()
+        for caller in callers:
+            await loop.create_datagram_endpoint(lambda caller=caller: caller, local_addr=("127.0.0.1", 0))
+        ports = [caller.transport.get_extra_info("sockname")[1] for caller in callers]
+        with tempfile.TemporaryDirectory() as folder:
+            code, said = await sipp.calls(
+                Path(folder),
+                port,
+                len(callers),
+                lasts_ms=int(1_000 * SECONDS),
+                per_s=max(1, round(len(callers) / ARRIVE_S)),
+                rtp_ports=ports,
+            )
+        assert code == 0, said
+
+
 async def speaking(callers: list[Caller], starts: list[float], port: int) -> None:
     """All of them speak, 20 ms each 20 ms, from their starts on."""
     loop = asyncio.get_running_loop()
@@ -247,7 +294,7 @@ async def speaking(callers: list[Caller], starts: list[float], port: int) -> Non
         if wait_s > 0:
             await asyncio.sleep(wait_s)
         caller = callers[number]
-        if piece == 0:
+        if piece == 0 and not isinstance(caller, SipCaller):
             await loop.create_connection(lambda caller=caller: caller, "127.0.0.1", port)
         caller.speak(piece)
         heapq.heappush(turns, (at + 0.02, number, piece + 1))
@@ -276,10 +323,12 @@ async def measure(kind: str, calls: int, port: int) -> dict[str, Any]:
 async def measured(kind: str, calls: int, port: int, server: asyncio.subprocess.Process) -> dict[str, Any]:
     assert server.stdout is not None
     chance = random.Random(calls)
-    callers = [TwilioCaller() if kind == "websocket" else AudioSocketCaller() for _ in range(calls)]
+    made, offset = {"websocket": (TwilioCaller, 0), "audiosocket": (AudioSocketCaller, 1), "sip": (SipCaller, 2)}[kind]
+    callers = [made() for _ in range(calls)]
     starts = [chance.uniform(0, ARRIVE_S) for _ in callers]
     began = time.perf_counter()
-    talk = asyncio.create_task(speaking(callers, starts, port if kind == "websocket" else port + 1))
+    sipp = asyncio.create_task(SipCaller.call(callers, port + 2)) if kind == "sip" else None
+    talk = asyncio.create_task(speaking(callers, starts, port + offset))
     await asyncio.sleep(WARM_UP_S)
     for caller in callers:
         caller.dry_s.clear()
@@ -290,6 +339,8 @@ async def measured(kind: str, calls: int, port: int, server: asyncio.subprocess.
     server.send_signal(signal.SIGUSR2)
     late_ms = np.array(json.loads(await server.stdout.readline())) / 1e6
     await talk
+    if sipp is not None:
+        await sipp
     dry_s = [seconds for caller in callers for seconds in caller.dry_s]
     for caller in callers:
         caller.transport.close()
@@ -323,7 +374,7 @@ async def measured(kind: str, calls: int, port: int, server: asyncio.subprocess.
 async def main(options: argparse.Namespace) -> None:
     rows = []
     for number, (kind, calls) in enumerate((kind, calls) for kind in options.kinds for calls in options.calls):
-        rows.append(await measure(kind, calls, 18_600 + 2 * number))
+        rows.append(await measure(kind, calls, 18_600 + 3 * number))
         print("  ".join(f"{name}={value}" for name, value in rows[-1].items()), flush=True)
     if options.json:
         values = {"python": platform.python_version(), "arguments": sys.argv[1:], "rows": rows}
@@ -345,7 +396,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one number of calls")
     parser.add_argument("--calls", type=int, nargs="+", default=[10, 50, 75, 100])
-    parser.add_argument("--kinds", nargs="+", default=["websocket", "audiosocket"])
+    parser.add_argument("--kinds", nargs="+", default=["websocket", "audiosocket", "sip"])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--core", type=int, help=argparse.SUPPRESS)

@@ -342,6 +342,8 @@ class SipCall:
         )
         self._conversation = Conversation(desk, self.line, self.line.sink, self)
         self.line.on_digit = self._conversation.press
+        if self._conversation.recording is not None:
+            self.line.on_slot = self._conversation.recording.agent
         self._sockets: list[asyncio.DatagramTransport] = []
         self._port = 0
         self._session = secrets.randbits(31)

@@ -33,6 +33,7 @@ from breeze_rtc.transport.playout import SLOT_TICKS, Playout, Slot
 RATE = 8_000
 SLOT_SAMPLES = 160
 CODECS = {0: LineCodec("PCMU"), 8: LineCodec("PCMA")}
+SILENCE = {number: codec.silence(SLOT_SAMPLES) for number, codec in CODECS.items()}
 REPORT_SLOTS = 5
 """Positions are told ten times a second."""
 FIRST_RTCP_SLOTS, RTCP_SLOTS = 50, 250
@@ -78,6 +79,8 @@ class RtpLine:
         self.caller = CallerVoice(clock)
         self.on_digit: Callable[[str], None] = lambda digit: None
         """Called with each key that is pressed."""
+        self.on_slot: Callable[[Slot, int], None] = lambda slot, start_ns: None
+        """Called with each slot after it has left, and when slot 0 left."""
         self.last_word_at = clock.now()
         """When anything came from the other end."""
         self.quality = Quality(None, 0, 0, 0)
@@ -208,6 +211,7 @@ class RtpLine:
     def position(self, stream: int) -> PlaybackReport:
         """Where the caller is in `stream`, now."""
         now = self._clock.now()
+        gaps, gap_ns = self.sink.gaps_in(stream)
         return PlaybackReport(
             stream=stream,
             heard_samples=self.sink.heard_samples(stream, self._ear_ticks()),
@@ -216,6 +220,8 @@ class RtpLine:
             dry_at_ns=self.sink.dry_at(stream, now),
             is_playing=not (self.sink.is_paused or self.sink.is_held),
             is_measured=False,
+            gaps=gaps,
+            gap_ns=gap_ns,
         )
 
     def pause(self) -> None:
@@ -244,15 +250,17 @@ class RtpLine:
     # ---
 
     def _tick(self) -> None:
+        assert self.sink.clock is not None
         while self.sink.next_at() <= (now := self._clock.now()):
             slot = self.sink.next_slot(now)
             self._speak(slot)
+            self.on_slot(slot, self.sink.clock.start_ns)
             if slot.index % REPORT_SLOTS == 0:
                 self._tell()
+                self.sink.forget(self._ear_ticks())
             if slot.index % RTCP_SLOTS == FIRST_RTCP_SLOTS:
                 self._report(now)
         self._hear(now)
-        self.sink.forget(self._ear_ticks())
 
     def _is_theirs(self, address: Address) -> bool:
         """Whether a packet is from the other end: from where it said, or, while nothing comes from there, from wherever
@@ -276,7 +284,7 @@ class RtpLine:
         if slot.stream is not None:
             self._put(self._payload_type, timestamp, self._written(slot.stream, slot.payload), is_marked=self._is_first)
         elif key is None:
-            self._put(self._payload_type, timestamp, self._codec.silence(SLOT_SAMPLES), is_marked=self._is_first)
+            self._put(self._payload_type, timestamp, SILENCE[self._payload_type], is_marked=self._is_first)
         self._is_first = False
 
     def _put(self, payload_type: int, timestamp: int, payload: bytes, *, is_marked: bool) -> None:
@@ -294,7 +302,7 @@ class RtpLine:
             self._decoder = (stream, Decoder(RATE))
         samples = self._decoder[1].decode_int16(payload)
         if samples is None or len(samples) != SLOT_SAMPLES:
-            return self._codec.silence(SLOT_SAMPLES)
+            return SILENCE[self._payload_type]
         return self._codec.write(samples)
 
     def _report(self, now: int, *, is_bye: bool = False) -> None:

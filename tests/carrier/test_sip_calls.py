@@ -16,6 +16,7 @@ from bent_path import Bend, BentPath
 from page import Hall, serving, until
 from softphone import Softphone
 from speech import spoken
+from test_carrier_calls import exchange
 from tone_engine import ToneEngine
 from tone_words import words
 
@@ -94,6 +95,26 @@ async def test_a_telephone_that_is_called_hears_the_agent_and_its_keys(tmp_path:
             assert (number, share > 0.9) == (3, True)
             await until(lambda: "terminated" in phone.log() or "session closed" in phone.log())
         await hall.is_free()
+
+
+async def test_pjsip_is_called_and_brings_the_call_to_another_server(tmp_path: Path) -> None:
+    """Somebody else's SIP and RTP, the test carrier's: both agents are heard, and keys go through."""
+    here, there = Agent("one two three"), Agent("four five six seven")
+    async with (
+        serving(here.callbacks, phone=PHONE) as ours,
+        serving(there.callbacks, phone=PHONE) as theirs,
+        exchange(theirs, "twilio") as carrier,
+    ):
+        calling = asyncio.create_task(ours.server.dial("sip", carrier.uri, caller=""))
+        await until(lambda: bool(here.sessions) and bool(there.sessions))
+        await here.sessions[0].send_dtmf("7*")
+        await until(lambda: there.keys == ["7", "*"])
+        for agent in (here, there):
+            await until(lambda agent=agent: [m.text for m in agent.sessions[0].history] == [agent.greeting])  # type: ignore[misc]
+        await there.sessions[0].close()
+        assert await calling == "the caller hung up"
+        await ours.is_free()
+        await theirs.is_free()
 
 
 async def test_a_telephone_is_handed_on_to_another_agent(tmp_path: Path) -> None:
