@@ -32,7 +32,7 @@ HERE = Path(__file__).parent.parent
 sys.path[:0] = [str(HERE), *(str(HERE / "tests" / name) for name in ("server", "transport", "agent", "carrier"))]
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-LISTEN_WORDS = 40
+LISTEN_WORDS = 36
 MS = 1_000_000
 
 
