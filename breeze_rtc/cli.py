@@ -377,7 +377,7 @@ def _serve(
                 if telephone is not None and phone:
                     out.print(telephone.instructions(used_port), markup=False)
                     if not os.environ.get(phone_key_env):
-                        out.print(f"They are new at each start; set {phone_key_env} to a secret to keep them.")
+                        out.print(f"The addresses are new at each start; set {phone_key_env} to a secret to keep them.")
                 elif telephone is not None and telephone.sip is not None:
                     out.print(f"By telephone, {telephone.sip.instructions()}", markup=False)
                 out.print("Press Ctrl-C to stop.")
