@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from offices import API_KEY, NUMBER, Office
 from page import Hall, serving, until
+from pressed_keys import keys_heard
 from tone_engine import ToneEngine
 
 from breeze_rtc import Agent
 from breeze_rtc.agent.session import AgentSession, Callbacks
 from breeze_rtc.errors import BadRequest, CarrierRefused, LineCannot, MissingExtra, NoAnswer
-from breeze_rtc.media import dtmf
 from breeze_rtc.server.agent import read_agent
 from breeze_rtc.server.app import listen
 from breeze_rtc.server.carrier_api import carrier_api, carrier_apis
@@ -29,24 +29,6 @@ from breeze_rtc.server.phone import Phone
 CARRIERS = ("twilio", "telnyx", "plivo", "vonage")
 TO = "+4930123456"
 OTHER = "+4930654321"
-
-
-def keys_heard(pcm: bytes) -> str:
-    """The keys whose tones are in a recording at 8 kHz, 40 ms at a time."""
-    samples = np.frombuffer(pcm, "<i2").astype(np.float32) / 32_768
-    pieces = samples[: len(samples) // 320 * 320].reshape(-1, 320) * np.hanning(320)
-    hz = (*dtmf.ROWS_HZ, *dtmf.COLUMNS_HZ)
-    waves = np.exp(-2j * np.pi * np.outer(np.arange(320), hz) / 8_000) / 80
-    levels = np.abs(pieces @ waves)
-    heard = ""
-    before = ""
-    for level in levels:
-        row, column = int(level[:4].argmax()), int(level[4:].argmax())
-        is_key = min(level[row], level[4 + column]) > 0.1 and np.partition(level, -3)[-3] < 0.05
-        key = dtmf.KEYS[4 * row + column] if is_key else ""
-        heard += key if key != before else ""
-        before = key
-    return heard
 
 
 class Talk:

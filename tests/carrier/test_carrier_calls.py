@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import softphone
 from page import Hall, serving, until
+from pressed_keys import keys_heard
 from softphone import Softphone
 from speech import spoken
 from tone_engine import RATE, WORD, ToneEngine
@@ -192,6 +193,27 @@ async def test_keys_of_a_real_telephone(kind: str, tmp_path: Path) -> None:
             await until(lambda: agent.keys == ["5", "#"])
         await hall.is_free()
         assert agent.keys == ["5", "#"]
+
+
+async def test_keys_that_the_agent_presses_come_out_of_the_telephone(tmp_path: Path) -> None:
+    """Their tones, through Opus, mu-law, RTP and the telephone's own buffer, where the stream has no word for keys."""
+    sessions: list[AgentSession] = []
+
+    async def press(session: AgentSession) -> None:
+        sessions.append(session)
+        await session.say("one")
+        await session.send_dtmf("19*0#5D")
+        await session.say("two")
+
+    engine = ToneEngine()
+    callbacks = Callbacks(on_enter=press)
+    async with serving(callbacks, phone=PHONE, engine=engine) as hall, exchange(hall, "twilio") as carrier:
+        with Softphone(tmp_path / "phone", carrier.uri) as phone:
+            await until(lambda: bool(sessions) and len(sessions[0].history) == 2)
+            await asyncio.sleep(0.5)
+            heard = (phone.heard() * 32_767).astype("<i2").tobytes()
+        await hall.is_free()
+    assert keys_heard(heard) == "19*0#5D"
 
 
 @pytest.mark.parametrize("kind", ["twilio", "sip"])
