@@ -402,6 +402,9 @@ if __name__ == "__main__":
     parser.add_argument("--core", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     os.sched_setaffinity(0, {CORES[-1] if given.core is None else given.core})
+    if given.serve:
+        # By `chrt` its threads would not take turns on their core, as they do wherever it serves.
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     if given.quick:
         given.calls = [20]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
