@@ -22,9 +22,6 @@ PACKET_MS = 20
 LOOK_AHEAD_48K = 312
 """Pre-skip of libopus (RFC 7845 section 4.2) in 48 kHz samples: 6.5 ms."""
 
-STANDS_ALONE_EVERY = 4
-"""Packets; speech that ran dry goes on with such a one."""
-
 SILENCE_PACKET = bytes.fromhex("f8fffe")
 """20 ms of digital silence, mono: configuration 31 of RFC 6716 section 3.1 (CELT, full band), then the silence flag.
 
@@ -63,9 +60,7 @@ def has_fec(payload: bytes) -> bool:
 class SpeechEncoder:
     """Turns one stream's PCM into 20 ms packets, one for every 20 ms that went in.
 
-    Each stream has its own and none is ever reset.  But a packet in four stands alone, those with which a codec frame
-    of 80 ms begins: where that comes too late, a listener's decoder has heard silence in between and begins anew
-    (silence is of another kind, and a change of kind resets the decoder, RFC 6716 section 4.5.2).
+    Each stream has its own and none is ever reset.
     """
 
     def __init__(
@@ -89,13 +84,20 @@ class SpeechEncoder:
         self._ended = False
         self._encoder = Encoder(sample_rate, bit_rate=bit_rate, complexity=complexity, expected_loss=expected_loss)
 
-    def encode(self, pcm: NDArray[np.int16]) -> tuple[SpeechPacket, ...]:
-        """Take the next samples (N,) int16; return the packets they complete.  Samples short of a packet are kept."""
+    def encode(self, pcm: NDArray[np.int16], *, after_hole: bool = False) -> tuple[SpeechPacket, ...]:
+        """Take the next samples (N,) int16; return the packets they complete.  Samples short of a packet are kept.
+
+        after_hole: they come too late, so that the listener's decoder has heard silence since and begins anew (silence
+        is of another kind, and a change of kind resets a decoder, RFC 6716 section 4.5.2).  The first packet then
+        stands alone.  If all did, or one in four, speech that nothing is wrong with would be worse for it: PESQ 3.96
+        and 3.78 in place of 4.33.
+        """
         assert not self._ended, "end() was called"
         pcm = np.concatenate((self._rest, pcm)) if self._rest.size else pcm
         whole = pcm.size // self.packet_samples
         self._rest = pcm[whole * self.packet_samples :].copy()
-        return tuple(self._packet(pcm[k * self.packet_samples : (k + 1) * self.packet_samples]) for k in range(whole))
+        pieces = [pcm[k * self.packet_samples : (k + 1) * self.packet_samples] for k in range(whole)]
+        return tuple(self._packet(piece, stands_alone=after_hole and k == 0) for k, piece in enumerate(pieces))
 
     def end(self) -> tuple[SpeechPacket, ...]:
         """No more samples will come: fill up with silence until the last of them leaves a decoder; at most two packets.
@@ -113,9 +115,8 @@ class SpeechEncoder:
         self._ended = True
         return last
 
-    def _packet(self, samples: NDArray[np.int16]) -> SpeechPacket:
+    def _packet(self, samples: NDArray[np.int16], *, stands_alone: bool) -> SpeechPacket:
         start_samples, self._encoded = self._encoded, self._encoded + samples.size
-        stands_alone = start_samples // self.packet_samples % STANDS_ALONE_EVERY == 0
         return SpeechPacket(start_samples, self._encoder.encode(samples, stands_alone=stands_alone))
 
 

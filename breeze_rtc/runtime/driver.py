@@ -393,7 +393,9 @@ class Driver:
         try:
             sound, marks = self._executor.take(row.stream)
             pcm = _to_int16(sound)
-            utterance.ready = _Sound(pcm, utterance.encoder.encode(pcm), marks)
+            listener = self._scheduler.listener(row.stream)
+            is_late = listener is not None and listener.late_ns(self._clock.now()) > 0
+            utterance.ready = _Sound(pcm, utterance.encoder.encode(pcm, after_hole=is_late), marks)
         except Exception as error:
             log.error("stream %d failed in CODEC", row.stream, exc_info=error)
             return replace(row, error=_sentence(error))

@@ -34,7 +34,7 @@ from breeze_rtc.scheduling.step import Row, Stage, Step
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 BUDGET_NS = 5 * SECOND
 """A measurement ends after this, the small batches being done first; what is left is guessed from those, and learnt."""
 TELL_EVERY = 0.02

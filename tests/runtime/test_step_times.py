@@ -112,7 +112,7 @@ def test_a_file_comes_back_as_it_was_kept(tmp_path: Path) -> None:
 
 
 def broken(**changes: object) -> str:
-    return json.dumps({"format": 2, "made_for": MADE_FOR, "table": table().state()} | changes)
+    return json.dumps({"format": 3, "made_for": MADE_FOR, "table": table().state()} | changes)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,15 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from barge_ins import STORYTELLER
+from numpy.typing import NDArray
 from speech import spoken
 
 from breeze_rtc import Agent, AgentSession, UserTurn
 from breeze_rtc.agent.figures import TurnFigures
 from breeze_rtc.agent.listen import Moonshine, model_folder
 from breeze_rtc.agent.vad import VoiceActivity
+from breeze_rtc.media.opus import SpeechEncoder
+from breeze_rtc.playback import SpeechPacket
 from breeze_rtc.testing import Caller, Network, ToneVoice, run
 
 
@@ -94,6 +97,27 @@ def test_the_ear_notices_a_hole(stall_s: float, gaps: int) -> None:
             assert [1.6 < gap < stall_s for gap in caller.ear.gaps_s] == [True] * gaps
 
     run(call())
+
+
+def test_the_encoder_is_told_of_a_hole_and_of_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first sound behind it is coded for a decoder that begins anew; all other sound for one that goes on."""
+    told: list[bool] = []
+    encode = SpeechEncoder.encode
+
+    def noted(self: SpeechEncoder, pcm: NDArray[np.int16], *, after_hole: bool = False) -> tuple[SpeechPacket, ...]:
+        told.append(after_hole)
+        return encode(self, pcm, after_hole=after_hole)
+
+    monkeypatch.setattr(SpeechEncoder, "encode", noted)
+
+    async def call() -> None:
+        async with Caller(STORYTELLER, voice=ToneVoice(stalls={20: 2.5})) as caller:
+            await caller.type("go")
+            assert len(caller.ear.gaps_s) == 1
+
+    run(call())
+    assert told.count(True) == 1
+    assert told.index(True) > 10
 
 
 def test_a_turn_tells_what_its_listener_missed() -> None:
