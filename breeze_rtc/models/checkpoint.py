@@ -261,8 +261,6 @@ def breeze_config(config: dict[str, Any], codec: dict[str, Any], folder: Path) -
     vocab = _get(config, "vocab_size", path)
     codes = _get(decoder, "codebook_size", path)
     codebooks = _get(config, "num_codebooks", path)
-    upsample = tuple(_get(decoder, "upsampling_ratios", path))
-    rates = tuple(_get(decoder, "upsample_rates", path))
     kinds = text.get("layer_types") or [
         "full_attention" if (i + 1) % text.get("sliding_window_pattern", 6) == 0 else "sliding_attention"
         for i in range(_get(text, "num_hidden_layers", path))
@@ -297,27 +295,36 @@ def breeze_config(config: dict[str, Any], codec: dict[str, Any], folder: Path) -
             layers=_get(depth, "num_hidden_layers", path),
             rope=_rope(depth, path),
         ),
-        codec=CodecConfig(
-            codebooks=codebooks,
-            codes=codes,
-            code_dim=_get(decoder, "codebook_dim", path) // 2,
-            mixed=_get(decoder, "codebook_dim", path),
-            latent=_get(decoder, "latent_dim", path),
-            block=_block(decoder, path),
-            layers=_get(decoder, "num_hidden_layers", path),
-            rope=_rope(decoder, path),
-            window=_get(decoder, "sliding_window", path),
-            upsample=upsample,
-            expansion=4,
-            head="snake",
-            sample_rate=codec.get("output_sample_rate", 24_000),
-            frame_samples=math.prod(upsample + rates),
-            decoder=_get(decoder, "decoder_dim", path),
-            rates=rates,
-        ),
+        codec=published_codec(codec, codebooks, folder / "audio_tokenizer"),
         end_class=vocab,
         reserved=(codes, vocab - 1) if codes < vocab else None,
         max_positions=2048,
+    )
+
+
+def published_codec(codec: dict[str, Any], codebooks: int, folder: Path) -> CodecConfig:
+    """The codec that Breeze TTS 2 and Qwen3-TTS share, from its own config.  Raises CheckpointError."""
+    path = folder / "config.json"
+    decoder = _get(codec, "decoder_config", path)
+    upsample = tuple(_get(decoder, "upsampling_ratios", path))
+    rates = tuple(_get(decoder, "upsample_rates", path))
+    return CodecConfig(
+        codebooks=codebooks,
+        codes=_get(decoder, "codebook_size", path),
+        code_dim=_get(decoder, "codebook_dim", path) // 2,
+        mixed=_get(decoder, "codebook_dim", path),
+        latent=_get(decoder, "latent_dim", path),
+        block=_block(decoder, path),
+        layers=_get(decoder, "num_hidden_layers", path),
+        rope=_rope(decoder, path),
+        window=_get(decoder, "sliding_window", path),
+        upsample=upsample,
+        expansion=4,
+        head="snake",
+        sample_rate=codec.get("output_sample_rate", 24_000),
+        frame_samples=math.prod(upsample + rates),
+        decoder=_get(decoder, "decoder_dim", path),
+        rates=rates,
     )
 
 
@@ -391,6 +398,7 @@ def _blocks(ours: str, theirs: str, c: BlockConfig, layers: int) -> Iterator[Sou
 def _breeze(config: ModelConfig) -> Iterator[Source]:
     """Everything but the codec."""
     text, backbone, depth = config.text, config.backbone, config.depth
+    assert isinstance(text, TextEncoderConfig)
     hidden = text.block.hidden
     yield Source("text.embedding.weight", (("text_encoder.embed_tokens.weight", (text.vocab, hidden)),))
     yield Source("text.own_vector", (("text_encoder.embed_tokens.eoi_embedding", (hidden,)),))
@@ -512,7 +520,18 @@ def _breeze_codec(c: CodecConfig) -> Iterator[Source]:
     yield from _conv("codec.snake_head.last", f"decoder.decoder.{last + 1}.conv", width, 1, SNAKE_KERNEL)
 
 
-LOADERS: dict[str, Callable[..., SpeechModel]] = {"breeze": load_breeze, "breeze_rtc": _load_own}
+def _load_qwen3_tts(folder: Path, config: dict[str, Any], **how: Any) -> SpeechModel:
+    # That module uses this one, so it is met late.
+    from breeze_rtc.models.qwen3_tts import load_qwen3_tts
+
+    return load_qwen3_tts(folder, config, **how)
+
+
+LOADERS: dict[str, Callable[..., SpeechModel]] = {
+    "breeze": load_breeze,
+    "breeze_rtc": _load_own,
+    "qwen3_tts": _load_qwen3_tts,
+}
 """Model types that can be loaded: (folder, config, device=, weights=, told=) -> the model."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,16 @@ class DepthConfig:
     block: BlockConfig
     layers: int
     rope: RopeConfig
+    first_vocab: int = 0
+    """Ids of codebook 0 in the table, where it has others than the rest; 0: as many as they."""
+    projection: Literal["plain", "biased", "none"] = "plain"
+    """How embeddings come to the stack's width."""
+    has_beside: bool = False
+    """A vector of its own is added to every frame that the backbone reads back."""
+
+    def offset(self, codebook: int) -> int:
+        """First row of a codebook in the table; of the one behind the last, the rows of the table."""
+        return (self.first_vocab or self.vocab) + (codebook - 1) * self.vocab if codebook else 0
 
 
 Pick = Callable[[int, Tensor], Tensor]
@@ -89,20 +99,27 @@ class DepthDecoder(nn.Module):
         super().__init__()
         self.config = config
         c = config
-        self.table = nn.Embedding(c.codebooks * c.vocab, c.embedding)
-        self.projection = nn.Linear(c.embedding, c.block.hidden, bias=False)
+        self.table = nn.Embedding(c.offset(c.codebooks), c.embedding)
+        self.beside = nn.Parameter(torch.zeros(c.embedding)) if c.has_beside else None
+        self.projection = (
+            nn.Identity()
+            if c.projection == "none"
+            else nn.Linear(c.embedding, c.block.hidden, bias=c.projection == "biased")
+        )
         self.layers = nn.ModuleList(Block(c.block) for _ in range(c.layers))
         self.norm = RMSNorm(c.block.hidden, c.block.eps)
         self.heads = nn.Parameter(
             torch.empty(c.codebooks - 1, c.block.hidden, c.vocab).normal_(std=c.block.hidden**-0.5)
         )
         self.rope = Rope(c.block.head_dim, c.rope)
-        self.register_buffer("offsets", torch.arange(c.codebooks, device="cpu") * c.vocab, persistent=False)
+        offsets = torch.tensor([c.offset(codebook) for codebook in range(c.codebooks)], device="cpu")
+        self.register_buffer("offsets", offsets, persistent=False)
 
     def embed_frame(self, codes: Tensor) -> Tensor:
-        """codes (..., K) int64 -> (..., embedding): the sum of the codebooks' rows of the shared table."""
+        """codes (..., K) int64 -> (..., embedding): the sum of the codebooks' rows of the shared table, and what stands
+        beside every frame."""
         out: Tensor = self.table(codes + self.offsets).sum(-2)
-        return out
+        return out if self.beside is None else out + self.beside
 
     def forward(self, hidden: Tensor, codes: Tensor) -> Tensor:
         """Teacher forcing.  hidden (N, embedding), codes (N, K) -> logits (N, K - 1, vocab) of codebooks 1 to K - 1."""
@@ -167,7 +184,7 @@ class DepthDecoder(nn.Module):
             codes[:, codebook] = code
             start = codebook + 1
             if start < K:
-                x = self.table(code + codebook * c.vocab)[:, None]
+                x = self.table(code + c.offset(codebook))[:, None]
         return codes
 
     @torch.no_grad()
@@ -189,5 +206,5 @@ class DepthDecoder(nn.Module):
             code = pick(codebook, logits)
             codes[:, codebook] = code
             if codebook + 1 < c.codebooks:
-                x = self.projection(self.table(code + codebook * c.vocab))[:, None]
+                x = self.projection(self.table(code + c.offset(codebook)))[:, None]
         return codes

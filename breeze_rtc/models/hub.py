@@ -13,7 +13,7 @@ from pathlib import Path
 from breeze_rtc.errors import CheckpointError
 from breeze_rtc.models.weights import read_json
 
-PATTERNS = ["*.json", "*.safetensors"]
+PATTERNS = ["*.json", "*.safetensors", "merges.txt"]
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 

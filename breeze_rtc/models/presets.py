@@ -13,6 +13,7 @@ from breeze_rtc.models.backbone import BackboneConfig
 from breeze_rtc.models.codec import CodecConfig
 from breeze_rtc.models.depth import DepthConfig
 from breeze_rtc.models.pointer import PointerConfig
+from breeze_rtc.models.prompt_table import PromptTableConfig
 from breeze_rtc.models.text_encoder import TextEncoderConfig
 
 
@@ -22,7 +23,7 @@ class ModelConfig:
 
     name: str
     feed: Literal["prefix", "per_frame"]
-    text: TextEncoderConfig
+    text: TextEncoderConfig | PromptTableConfig
     backbone: BackboneConfig
     depth: DepthConfig
     codec: CodecConfig
@@ -31,7 +32,9 @@ class ModelConfig:
     end_class: int | None = None
     """Class of the codebook-0 head that ends speech; None where the pointer ends it."""
     reserved: tuple[int, int] | None = None
-    """First and last of the ids that no codebook ever speaks."""
+    """First and last of the ids that no codebook ever speaks; the end class may be one of them."""
+    min_frames: int = 0
+    """Speech does not end before it has so many frames."""
     max_positions: int | None = None
     """Positions of the backbone, prompt included, after which speech stops; None: no limit."""
     frames_per_token: float = 2.0

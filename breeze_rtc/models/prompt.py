@@ -59,14 +59,14 @@ class Voice:
             raise BadText("a reference needs both its audio and its words")
 
 
-def sanitise(text: str) -> tuple[str, list[int]]:
+def sanitise(text: str, reserved: re.Pattern[str] = _RESERVED) -> tuple[str, list[int]]:
     """Text without the strings that the tokenizer would read as control tokens, and where its characters came from.
 
     Returns the text and, per character, how many characters of the original have been read with it.
     """
     origin = list(range(1, len(text) + 1))
     # Taking one out may join two halves of another.
-    while match := _RESERVED.search(text):
+    while match := reserved.search(text):
         start, end = match.span()
         text = text[:start] + text[end:]
         del origin[start:end]

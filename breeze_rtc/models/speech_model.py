@@ -20,8 +20,9 @@ from breeze_rtc.models.codec import CodecDecoder
 from breeze_rtc.models.depth import DepthDecoder
 from breeze_rtc.models.pointer import TextPointer
 from breeze_rtc.models.presets import ModelConfig
+from breeze_rtc.models.prompt_table import PromptTable
 from breeze_rtc.models.sampling import Sampling
-from breeze_rtc.models.text_encoder import TextEncoder
+from breeze_rtc.models.text_encoder import TextEncoder, TextEncoderConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class TextSegment:
     """A piece of a stream's text that is encoded by itself."""
 
     tokens: tuple[int, ...]
-    """Ids for the text encoder; where `codes` is set, one id per frame and the id that ends the audio."""
+    """Ids for the text encoder; where `codes` is set, one id per frame and, for models that have one, the id that ends
+    the audio."""
     ends: tuple[int, ...]
     """ends[i]: how many characters of the stream's whole text have been spoken once token i has been passed."""
     row: int = 0
@@ -69,7 +71,7 @@ class SpeechModel(nn.Module):
         graphs: the steps as ONNX graphs, where a checkpoint has them (see `step_graphs`)."""
         super().__init__()
         self.config = config
-        self.text = TextEncoder(config.text)
+        self.text = TextEncoder(config.text) if isinstance(config.text, TextEncoderConfig) else PromptTable(config.text)
         self.backbone = Backbone(config.backbone)
         self.depth = DepthDecoder(config.depth)
         self.codec = CodecDecoder(config.codec)
@@ -122,18 +124,22 @@ class SpeechModel(nn.Module):
         return load(name_or_path, device=device, weights=weights, told=told)
 
     def silence_reserved(self, logits: Tensor) -> Tensor:
-        """Set the logits of reserved ids, (..., V) float32, to -inf in place."""
+        """Set the logits of reserved ids, (..., V) float32, to -inf in place; the class that ends speech is none."""
         if self.config.reserved is not None:
             first, last = self.config.reserved
+            end = self.config.end_class
+            if end is not None and first <= end <= last:
+                logits[..., first:end] = float("-inf")
+                first = end + 1
             logits[..., first : last + 1] = float("-inf")
         return logits
 
     def embed_audio(self, segment: TextSegment) -> Tensor:
-        """A segment of reference audio -> (frames + 1, hidden): its frames' embeddings, then that of the all-zero
-        frame."""
+        """A segment of reference audio -> (tokens, hidden): its frames' embeddings, then, if it has a token more than
+        frames, that of the all-zero frame."""
         device = self.depth.table.weight.device
-        codes = torch.tensor([*segment.codes, (0,) * self.config.depth.codebooks], device=device)
-        return self.depth.embed_frame(codes)
+        ends = [(0,) * self.config.depth.codebooks] * (len(segment.tokens) - len(segment.codes))
+        return self.depth.embed_frame(torch.tensor([*segment.codes, *ends], device=device))
 
 
 class ByteFrontend:

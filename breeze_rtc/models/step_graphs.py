@@ -114,7 +114,7 @@ class DepthStep(nn.Module):
                 logits = depth.norm(x[:, 0]) @ depth.heads[position - 1]
                 largest = largest + logits.amax(-1)
                 codes.append(self.model.silence_reserved(logits).argmax(-1))
-            x = depth.table(codes[-1] + position * c.vocab)
+            x = depth.table(codes[-1] + c.offset(position))
         return torch.stack(codes, 1), largest
 
 

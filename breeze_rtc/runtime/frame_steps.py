@@ -162,6 +162,9 @@ def choose_first(
     if kind.penalises:
         logits = penalise(logits, state.seen[batch.slots], batch.penalty)
     logits = model.silence_reserved(logits)
+    if model.config.min_frames and model.config.end_class is not None:
+        is_early = batch.frames < model.config.min_frames
+        logits[:, model.config.end_class].masked_fill_(is_early, float("-inf"))
     noise = None
     if kind.draws:
         noise = gumbel(batch.seeds, batch.frames, state.first_codebook, logits.shape[-1])[:, 0]

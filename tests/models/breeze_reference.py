@@ -161,7 +161,9 @@ def codec_module() -> Any:
         sys.modules[name] = package
 
     def default_rope(config: Any, device: Any = None, **_: Any) -> tuple[Tensor, float]:
-        return config.rope_theta ** (-torch.arange(0, config.head_dim, 2, device=device).float() / config.head_dim), 1.0
+        # Those of this version's own classes come here, too, once it is there.
+        theta = getattr(config, "rope_theta", None) or config.rope_parameters["rope_theta"]
+        return theta ** (-torch.arange(0, config.head_dim, 2, device=device).float() / config.head_dim), 1.0
 
     def renamed(function: Any) -> Any:
         def mask(*, config: Any, input_embeds: Tensor, attention_mask: Any, position_ids: Tensor, **_: Any) -> Any:
@@ -190,6 +192,44 @@ def _randomise(module: torch.nn.Module, generator: torch.Generator) -> None:
             parameter.copy_(noise if parameter.dim() > 1 else parameter + noise)
 
 
+def random_codec(generator: torch.Generator) -> Any:
+    """The public codec decoder with random weights."""
+    module = codec_module()
+    codec = module.Qwen3TTSTokenizerV2Decoder(
+        module.Qwen3TTSTokenizerV2DecoderConfig(**CODEC, attn_implementation="eager")
+    ).eval()
+    _randomise(codec, generator)
+    with torch.no_grad():
+        for name, buffer in codec.named_buffers():
+            if name.endswith("embedding_sum"):
+                buffer.normal_(generator=generator)
+                buffer[3] *= 1e-5
+            elif name.endswith("cluster_usage"):
+                # One entry was never used; its vector is divided by the floor.
+                buffer.uniform_(0.5, 3.0, generator=generator)
+                buffer[3] = 0.0
+        # Quiet enough that no sample is clipped: a clipped one would equal any other.
+        last = codec.decoder[-1]
+        loudest: list[float] = []
+        hook = last.register_forward_hook(lambda _part, _in, out: loudest.append(float(out.abs().max())))
+        codec(torch.randint(0, CODES, (2, CODEBOOKS, 30), generator=generator))
+        hook.remove()
+        for parameter in last.parameters():
+            parameter.mul_(0.4 / loudest[0])
+    return codec
+
+
+def save_codec(codec: Any, folder: Path) -> None:
+    """Write the codec's folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"output_sample_rate": 24_000, "decoder_config": CODEC}))
+    if codec is not None:
+        save_file(
+            {f"decoder.{name}": tensor.clone() for name, tensor in codec.state_dict().items()},
+            folder / "model.safetensors",
+        )
+
+
 class Reference:
     """The public classes with random weights."""
 
@@ -211,34 +251,12 @@ class Reference:
             library.CsmDepthDecoderConfig(**depth, attn_implementation="eager")
         )
         parts = [self.text, self.projection, self.backbone, self.head, self.depth]
-        self.codec = None
-        if codec:
-            module = codec_module()
-            config = module.Qwen3TTSTokenizerV2DecoderConfig(**CODEC, attn_implementation="eager")
-            self.codec = module.Qwen3TTSTokenizerV2Decoder(config)
-            parts.append(self.codec)
         for part in parts:
             _randomise(part, generator)
             part.eval()
         with torch.no_grad():
             self.text.embed_tokens.eoi_embedding.normal_(generator=generator)
-            if self.codec is not None:
-                for name, buffer in self.codec.named_buffers():
-                    if name.endswith("embedding_sum"):
-                        buffer.normal_(generator=generator)
-                        buffer[3] *= 1e-5
-                    elif name.endswith("cluster_usage"):
-                        # One entry was never used; its vector is divided by the floor.
-                        buffer.uniform_(0.5, 3.0, generator=generator)
-                        buffer[3] = 0.0
-                # Quiet enough that no sample is clipped: a clipped one would equal any other.
-                last = self.codec.decoder[-1]
-                loudest: list[float] = []
-                hook = last.register_forward_hook(lambda _part, _in, out: loudest.append(float(out.abs().max())))
-                self.codec(torch.randint(0, CODES, (2, CODEBOOKS, 30), generator=generator))
-                hook.remove()
-                for parameter in last.parameters():
-                    parameter.mul_(0.4 / loudest[0])
+        self.codec = random_codec(generator) if codec else None
 
     @property
     def table(self) -> Tensor:
@@ -272,12 +290,7 @@ class Reference:
             for shard in sorted(set(where.values())):
                 save_file({name: tensor for name, tensor in state.items() if where[name] == shard}, folder / shard)
             (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-        codec_folder = folder / "audio_tokenizer"
-        codec_folder.mkdir(exist_ok=True)
-        (codec_folder / "config.json").write_text(json.dumps({"output_sample_rate": 24_000, "decoder_config": CODEC}))
-        if self.codec is not None:
-            tensors = {f"decoder.{name}": tensor.clone() for name, tensor in self.codec.state_dict().items()}
-            save_file(tensors, codec_folder / "model.safetensors")
+        save_codec(self.codec, folder / "audio_tokenizer")
         return folder
 
     # ---- the published model, joined by hand -------------------------------------------------------------------------
