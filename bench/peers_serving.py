@@ -462,8 +462,8 @@ def show(document: dict[str, Any]) -> dict[str, str]:
             line = f"{size:8d}  {peer:16s}  {row['first_p50_ms']:11.0f} / {row['first_p95_ms']:<11.0f}"
             line += f"  {row['rtf']:8.2f}  {row['audio_s_per_s']:9.3f}"
             if peer.startswith("ours"):
-                found[f"first_packet_p50_ms_c{size}"] = f"{row['first_p50_ms']:.0f}"
-                found[f"rtf_c{size}"] = f"{row['rtf']:.2f}"
+                found[f"{name}_first_packet_p50_ms_c{size}"] = f"{row['first_p50_ms']:.0f}"
+                found[f"{name}_rtf_c{size}"] = f"{row['rtf']:.2f}"
             elif base is not None:
                 later = row["first_p50_ms"] / base["first_p50_ms"]
                 later95 = row["first_p95_ms"] / base["first_p95_ms"]
