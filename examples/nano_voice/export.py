@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from train_codec import ENCODER, VOICE, CodecTraining, sharpener
+from train_codec import ENCODER, VOICE, CodecTraining, filter_of_the_bands
 
 from breeze_rtc.models import presets, step_graphs
 from breeze_rtc.models.checkpoint import write_graphs
@@ -27,11 +27,11 @@ SAMPLING = {"temperature": 0.0, "depth_temperature": 0.0, "top_k": 0, "repetitio
 
 
 def codec_tensors(codec: CodecTraining) -> dict[str, Tensor]:
-    """The decoder's tensors; the features' scale and mean and their sharpening go into its last layer."""
+    """The decoder's tensors; the features' scale and mean and their filter go into its last layer."""
     state = {name: tensor.clone() for name, tensor in codec.decoder.state_dict().items()}
-    sharp = sharpener()
-    state["to_features.weight"] = sharp @ (state["to_features.weight"] * codec.scale[:, None])
-    state["to_features.bias"] = sharp @ (state["to_features.bias"] * codec.scale + codec.mean)
+    factors, added = filter_of_the_bands()
+    state["to_features.weight"] = factors @ (state["to_features.weight"] * codec.scale[:, None])
+    state["to_features.bias"] = factors @ (state["to_features.bias"] * codec.scale + codec.mean) + added
     return {f"codec.{name}": tensor for name, tensor in state.items()}
 
 

@@ -136,20 +136,24 @@ def feature_loss(guess: Tensor, truth: Tensor) -> dict[str, Tensor]:
 WEIGHTS = {"harmonic": 1.0, "noise": 0.8, "pitch": 6.0, "voicing": 1.0}
 
 
-def sharpener() -> Tensor:
-    """(162, 162) features -> features whose bands stand out from their neighbours as the teacher's do.
+def filter_of_the_bands() -> tuple[Tensor, Tensor]:
+    """(162, 162) and (162,): what the decoder's features are multiplied by, and what is added then.
 
     What a decoder is not told it answers with the mean, so its envelopes are too smooth: what differs from the envelope
-    smoothed over six bands is made 1.4 times as large for the harmonics and 1.6 times for the noise.  Being linear, it
-    costs nothing: `export.py` puts it into the last layer.
+    smoothed over six bands is made 1.4 times as large for the harmonics and 1.6 times for the noise.  Loud and soft
+    harmonics come 10 % nearer to each other, and the voice has a little more of low harmonics and of high noise, 2.6 dB
+    at either end.  Being linear, it costs nothing: `export.py` puts it into the last layer.
     """
     off = torch.arange(80.0)[:, None] - torch.arange(80.0)
     smooth = (-0.5 * (off / 6).square()).exp()
     smooth /= smooth.sum(1, keepdim=True)
-    whole = torch.eye(FEATURES)
-    for first, gain in ((2, 1.4), (82, 1.6)):
-        whole[first : first + 80, first : first + 80] = smooth + gain * (torch.eye(80) - smooth)
-    return whole
+    tilt = torch.arange(80) / 79 - 0.5
+    factors, added = torch.eye(FEATURES), torch.zeros(FEATURES)
+    for first, gain, spread, middle, slope in ((2, 1.4, 0.9, -3.0, -0.6), (82, 1.6, 1.0, 0.0, 0.6)):
+        bands = slice(first, first + 80)
+        factors[bands, bands] = spread * (smooth + gain * (torch.eye(80) - smooth))
+        added[bands] = (1 - spread) * middle + slope * tilt
+    return factors, added
 
 
 class CodecTraining(nn.Module):
@@ -181,9 +185,11 @@ class CodecTraining(nn.Module):
             for name, value in load_file(VOICE / "model.safetensors").items()
             if name.startswith("codec.")
         }
-        # `export.py` put scale, mean and sharpening into the last layer.
-        blunt = torch.linalg.inv(sharpener())
-        weight, bias = (blunt @ state[f"decoder.to_features.{name}"] for name in ("weight", "bias"))
+        # `export.py` put scale, mean and filter into the last layer.
+        factors, added = filter_of_the_bands()
+        back = torch.linalg.inv(factors)
+        weight = back @ state["decoder.to_features.weight"]
+        bias = back @ (state["decoder.to_features.bias"] - added)
         state["decoder.to_features.weight"] = weight / state["scale"][:, None]
         state["decoder.to_features.bias"] = (bias - state["mean"]) / state["scale"]
         codec.load_state_dict(state)
