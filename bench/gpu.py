@@ -346,6 +346,7 @@ async def load_engine(
     options: argparse.Namespace, name: str, chars: Sequence[int], loops: Sequence[int]
 ) -> dict[str, Any]:
     out: dict[str, Any] = {}
+    is_full = options.model is not None or options.size == "full"
 
     def progress(what: str, share: float) -> None:
         print(f"\r  {what} {100 * share:3.0f} %", end="\n" if share >= 1 else "", file=sys.stderr, flush=True)
@@ -366,7 +367,7 @@ async def load_engine(
             todo = requests(options.requests + width, source, chars)
             made, over_ns = await closed_loop(engine, width, todo, options.seed)
             got = out[f"c{width}"] = figures(made, over_ns)
-            published = f";  published {PUBLISHED_MS[width]} ms" if width in PUBLISHED_MS else ""
+            published = f";  published {PUBLISHED_MS[width]} ms" if is_full and width in PUBLISHED_MS else ""
             print(loop_line(f"C{width}", got, published), flush=True)
         mean_s = got["speech_s"] / got["requests"]
         for share in POISSON_SHARES[: 1 if options.quick else None]:

@@ -7,6 +7,7 @@ calls, a sampled code read back before the next.  The codec is not in transforme
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -64,6 +65,9 @@ def reference_times(config: ModelConfig, device: torch.device, frames: int) -> d
         projection = torch.nn.Linear(config.text.block.hidden, b.block.hidden, bias=False).to(dtype)
     if encoder is not None:
         encoder = encoder.to(device, dtype)
+    # What transformers 5 calls `cache` was `past_key_values`, and positions were said twice.
+    keyword = "cache" if "cache" in signature(depth.forward).parameters else "past_key_values"
+    says_places = "cache_position" in signature(depth.forward).parameters
     offsets = torch.arange(d.codebooks, device=device) * d.vocab
     table = depth.model.embed_tokens
     clock = MonotonicClock()
@@ -74,9 +78,10 @@ def reference_times(config: ModelConfig, device: torch.device, frames: int) -> d
         past = DynamicCache()
         ids = torch.tensor([[0, codes[0]]], device=device)
         for position in range(1, d.codebooks):
-            kwargs = {"backbone_last_hidden_state": hidden} if position == 1 else {}
-            places = torch.arange(position + 1, device=device)[-ids.shape[1] :]
-            out = depth(input_ids=ids, past_key_values=past, use_cache=True, position_ids=places[None], **kwargs)
+            more: dict[str, Any] = {"backbone_last_hidden_state": hidden} if position == 1 else {}
+            if says_places:
+                more["cache_position"] = torch.arange(position + 1, device=device)[-ids.shape[1] :]
+            out = depth(input_ids=ids, use_cache=True, logits_to_keep=1, **{keyword: past}, **more)
             codes.append(int(_drawn(out.logits[:, -1])[0]))
             ids = torch.tensor([[codes[-1]]], device=device)
         return torch.tensor(codes, device=device)
@@ -93,7 +98,7 @@ def reference_times(config: ModelConfig, device: torch.device, frames: int) -> d
         past = DynamicCache()
         x = projection(text)
         for _ in range(count):
-            hidden = backbone(inputs_embeds=x, past_key_values=past, use_cache=True).last_hidden_state[:, -1]
+            hidden = backbone(inputs_embeds=x, use_cache=True, **{keyword: past}).last_hidden_state[:, -1]
             codes = frame(hidden)
             ends.append(clock.now() - began_ns)
             x = table(codes + offsets).sum(0)[None, None]
