@@ -193,12 +193,16 @@ def _randomise(module: torch.nn.Module, generator: torch.Generator) -> None:
 
 
 def random_codec(generator: torch.Generator) -> Any:
-    """The public codec decoder with random weights."""
+    """The public codec decoder with random weights; its codebooks are filled by `fill_codebooks`."""
     module = codec_module()
     codec = module.Qwen3TTSTokenizerV2Decoder(
         module.Qwen3TTSTokenizerV2DecoderConfig(**CODEC, attn_implementation="eager")
     ).eval()
     _randomise(codec, generator)
+    return codec
+
+
+def fill_codebooks(codec: Any, generator: torch.Generator) -> None:
     with torch.no_grad():
         for name, buffer in codec.named_buffers():
             if name.endswith("embedding_sum"):
@@ -216,7 +220,6 @@ def random_codec(generator: torch.Generator) -> Any:
         hook.remove()
         for parameter in last.parameters():
             parameter.mul_(0.4 / loudest[0])
-    return codec
 
 
 def save_codec(codec: Any, folder: Path) -> None:
@@ -254,9 +257,11 @@ class Reference:
         for part in parts:
             _randomise(part, generator)
             part.eval()
+        self.codec = random_codec(generator) if codec else None
         with torch.no_grad():
             self.text.embed_tokens.eoi_embedding.normal_(generator=generator)
-        self.codec = random_codec(generator) if codec else None
+        if self.codec is not None:
+            fill_codebooks(self.codec, generator)
 
     @property
     def table(self) -> Tensor:

@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from breeze_reference import CODEBOOKS, CODES, _randomise, codec_module, random_codec, save_codec, transformers
+from breeze_reference import (
+    CODEBOOKS,
+    CODES,
+    _randomise,
+    codec_module,
+    fill_codebooks,
+    random_codec,
+    save_codec,
+    transformers,
+)
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -134,6 +143,7 @@ class QwenReference:
         self.talker = self.model.talker
         _randomise(self.talker, generator)
         self.codec = random_codec(generator)
+        fill_codebooks(self.codec, generator)
 
     def save(self, folder: Path) -> Path:
         """Write the checkpoint's folder."""
