@@ -109,7 +109,8 @@ def test_a_turn_is_a_span_with_its_stages() -> None:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     line = Timeline(10.0, 10.6, 10.6, 10.9, 10.95, 11.05, None, 13.0)
-    module.trace(TurnFigures(line, False, False, 1.9, 0.1, 5, 1))
+    missed = {"gaps": 2, "gap_s": 0.3, "concealed_s": 0.02, "words_unheard": 4, "words_unsure": 1}
+    module.trace(TurnFigures(line, False, False, 1.9, 0.1, 5, 1, **missed))
     spans = {span.name: span for span in exporter.get_finished_spans()}
     assert list(spans) == [
         f"breeze.{name}" for name in ("transcribe", "think", "synthesise", "deliver", "speak", "turn")
@@ -118,3 +119,4 @@ def test_a_turn_is_a_span_with_its_stages() -> None:
     assert turn.end_time - turn.start_time == 3_000_000_000
     assert all(span.parent.span_id == turn.context.span_id for name, span in spans.items() if name != "breeze.turn")
     assert turn.attributes["breeze.wasted_s"] == 0.1
+    assert {name: turn.attributes[f"breeze.{name}"] for name in missed} == missed

@@ -10,6 +10,7 @@ import sys
 import wave
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from tone_engine import WORD, ToneEngine
 
+from breeze_rtc.agent.figures import Timeline, TurnFigures
 from breeze_rtc.agent.session import Callbacks
 from breeze_rtc.errors import BadRequest, CheckpointError
 from breeze_rtc.server.agent import Agent
@@ -207,6 +209,19 @@ async def test_metrics_tell_the_figures(client: httpx.AsyncClient, hall: Hall) -
         assert f"{name}_count 0.0" in lines
     for name in ("breeze_gaps", "breeze_wasted_audio_seconds", "breeze_heard_audio_seconds"):
         assert f"{name}_total 0.0" in lines
+
+
+async def test_metrics_tell_what_a_listener_missed(client: httpx.AsyncClient, hall: Hall) -> None:
+    """Of each speech whether it was whole, its words by what became of them, and what a player made up."""
+    whole = TurnFigures(Timeline(), False, False, 2.0, 0.0, 5, 0)
+    hall.server.metrics.observe(whole)
+    hall.server.metrics.observe(replace(whole, gaps=2, words_unheard=3, words_unsure=1, concealed_s=0.25))
+    lines = (await client.get("/metrics")).text.splitlines()
+    assert 'breeze_speeches_total{sound="whole"} 1.0' in lines
+    assert 'breeze_speeches_total{sound="broken"} 1.0' in lines
+    for fate, words in (("heard", 10), ("unheard", 3), ("unsure", 1)):
+        assert f'breeze_words_total{{were="{fate}"}} {words:.1f}' in lines
+    assert "breeze_concealed_seconds_total 0.25" in lines
 
 
 def test_mounting_keeps_the_apps_own_routes_and_life() -> None:
