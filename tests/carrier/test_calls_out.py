@@ -240,7 +240,7 @@ async def test_the_command_calls_with_the_agent_of_a_file_and_ends_with_the_call
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             printed = (await program.communicate())[0].decode()
         assert program.returncode == 0, printed
         assert f"Calling {TO}" in printed
