@@ -79,9 +79,16 @@ async def serve(port: int) -> None:
     def tell() -> None:
         print(json.dumps(late_ns), flush=True)
 
+    def begin() -> None:
+        late_ns.clear()
+        if os.sched_getscheduler(0) == os.SCHED_FIFO:
+            # Under `chrt` the core would be left to other threads until they are done.  A fair scheduler gives it to the
+            # one that wakes up.
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))
+
     def ready(server: Any) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGUSR1, late_ns.clear)
+        loop.add_signal_handler(signal.SIGUSR1, begin)
         loop.add_signal_handler(signal.SIGUSR2, tell)
         print("ready", flush=True)
 
@@ -402,9 +409,6 @@ if __name__ == "__main__":
     parser.add_argument("--core", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     os.sched_setaffinity(0, {CORES[-1] if given.core is None else given.core})
-    if given.serve:
-        # By `chrt` its threads would not take turns on their core, as they do wherever it serves.
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     if given.quick:
         given.calls = [20]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
