@@ -82,8 +82,8 @@ async def serve(port: int) -> None:
     def begin() -> None:
         late_ns.clear()
         if os.sched_getscheduler(0) == os.SCHED_FIFO:
-            # Under `chrt` the core would be left to other threads until they are done.  A fair scheduler gives it to the
-            # one that wakes up.
+            # Under `chrt` the core would be left to other threads until they are done.  A fair scheduler gives it to
+            # the one that wakes up.
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))
 
     def ready(server: Any) -> None:
