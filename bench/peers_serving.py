@@ -383,12 +383,15 @@ class Peer:
         return await self.answer()
 
 
-async def measure(ask: Ask, sizes: list[int], options: argparse.Namespace, sounds: Path) -> dict[str, list[Round]]:
-    """Rounds of each size, the first of which is warm-up, shorter, and left out."""
+async def measure(
+    ask: Ask, sizes: list[int], options: argparse.Namespace, sounds: Path, *, is_serial: bool = False
+) -> dict[str, list[Round]]:
+    """Rounds of each size, the first of which is warm-up, shorter, and left out.  is_serial: it serves one request
+    after the other, so that one is warm-up enough."""
     rounds: dict[str, list[Round]] = {}
     for size in sizes:
         texts = [TEXTS[n % len(TEXTS)] for n in range(size)]
-        await ask(texts, 2, None)
+        await ask(texts[:1] if is_serial else texts, 2, None)
         rounds[str(size)] = [
             await ask(texts, options.frames, sounds if size == max(sizes) and not number else None)
             for number in range(1 if options.quick else max(1, 4 // size))
@@ -421,7 +424,7 @@ async def run_peer(
     other = Peer(process, folder)
     try:
         versions = (await other.answer())["versions"]
-        return await measure(other.ask, options.sizes, options, sounds), versions
+        return await measure(other.ask, options.sizes, options, sounds, is_serial=peer == "reference"), versions
     finally:
         assert process.stdin is not None
         process.stdin.close()
@@ -503,7 +506,7 @@ def main() -> None:
     parser.add_argument("--venv", type=Path, metavar="DIR", help="where the peers are installed; see above")
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
     parser.add_argument("--sizes", nargs="+", type=int, default=[1, 4, 8, 16], help="requests at once")
-    parser.add_argument("--frames", type=int, default=31, help="codec frames of 80 ms per request")
+    parser.add_argument("--frames", type=int, default=15, help="codec frames of 80 ms per request")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="one short round at 1 and 4 requests")
     parser.add_argument("--seed", type=int, default=1)
