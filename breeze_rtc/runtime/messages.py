@@ -46,7 +46,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The engine reads the weights, or captures graphs."""
+    """The engine reads large weights."""
 
     what: str
     share: float

@@ -266,14 +266,18 @@ def summary(name: str, model: SpeechModel, executor: Executor) -> str:
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     state = executor.state_bytes
     said = (
-        f"{name}: {parameters / 1e6:,.0f} M parameters, {weights / 1e9:.2f} GB of weights and {state / 1e9:.2f} GB of "
-        f"state on {executor.device}"
+        f"{name}: {parameters / 1e6:,.1f} M parameters, {_size(weights)} of weights and {_size(state)} of state on "
+        f"{executor.device}"
     )
     if executor.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(executor.device)
         card = torch.cuda.get_device_name(executor.device)
         said += f", {card}: {(total - free) / 1e9:.1f} of {total / 1e9:.1f} GB in use"
     return said
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def _record_graphs(executor: Executor) -> None:
