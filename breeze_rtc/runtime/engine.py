@@ -456,7 +456,8 @@ class Engine:
         to measure what each is worth.  measures: the first start on a machine takes some seconds to find out how
         long its steps take, and keeps that in the user's cache folder; False: the scheduler learns it from the first
         streams.  on_restart: called on the loop with a sentence when an engine that died is running again.
-        on_loading: called there while large weights are read, with what it is and how much of it is done, 0 to 1; on_measuring: the same for the measurement.
+        on_loading: called there while large weights are read, with what it is and how much of it is done, 0 to 1;
+        on_measuring: the same for the measurement.
         """
         self.model_name = model
         self.on_restart = on_restart
