@@ -163,14 +163,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", ["", "int8"])
 def test_a_load_needs_hardly_more_memory_than_the_model(folder: Path, kind: str) -> None:
-    """The peak while a file of some 200 MB is read, in a process of its own: the model, and little else.  Joined
-    matrices, mapped pages and dead tensors would each push it over."""
+    """The peak while a file of some 400 MB is read, in a process of its own: the model, and little else.  Pages that
+    stay mapped, or a state beside the model, would come to twice as much; torch itself grows by some 80 MB."""
     answer = subprocess.run(
         [sys.executable, "-c", MEASURE, str(folder), kind], capture_output=True, text=True, check=True
     )
     peak, model = map(int, answer.stdout.split())
     assert model > 80_000_000
-    assert peak < 1.35 * model + 30_000_000
+    assert peak < 1.3 * model + 120_000_000
 
 
 def test_progress_climbs_to_one(folder: Path) -> None:
