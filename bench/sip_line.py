@@ -69,7 +69,7 @@ async def listened(bend: Any, seed: int) -> dict[str, Any]:
 
     believed: list[tuple[int, int]] = []
 
-    async def watch(hall: Any, phone: Any) -> None:
+    async def watch(hall: Any, phone: Any, cuts: list[Any]) -> None:
         (call,) = hall.server.sip._calls.values()
         await until(lambda: bool(call.line.sink.streams))
         (stream,) = call.line.sink.streams
@@ -123,7 +123,7 @@ async def cut(bend: Any, seed: int) -> tuple[float, float]:
         decided.append(line._clock.now())
         originals["pause"](line)
 
-    async def interrupt(hall: Any, phone: Any) -> None:
+    async def interrupt(hall: Any, phone: Any, cuts: list[Any]) -> None:
         await until(lambda: phone.loud_s > 1.2 + 0.13 * (seed % 7))
         phone.say(spoken("stop it please, I want to ask you something", rate=8_000))
         await until(lambda: bool(cuts))
@@ -140,10 +140,9 @@ async def cut(bend: Any, seed: int) -> tuple[float, float]:
     return len(cuts[0].heard_text.split()) - (number - 1 + share), (last_ns - decided[0]) / MS
 
 
-cuts: list[Any] = []
-
-
-async def called(bend: Any, seed: int, text: str, during: Callable[[Any, Any], Any]) -> tuple[Any, Any, list[Any]]:
+async def called(
+    bend: Any, seed: int, text: str, during: Callable[[Any, Any, list[Any]], Any]
+) -> tuple[Any, Any, list[Any]]:
     from bent_path import BentPath
     from page import serving, until
     from softphone import Softphone
@@ -159,7 +158,7 @@ async def called(bend: Any, seed: int, text: str, during: Callable[[Any, Any], A
     async def interrupted(session: AgentSession, speech: SpeechHandle) -> None:
         cuts.append(speech)
 
-    cuts.clear()
+    cuts: list[Any] = []
     agent = Callbacks(on_enter=greet, on_interrupted=interrupted)
     options = {"phone": Phone("http://localhost", sip=Sip("127.0.0.1:0")), "engine": ToneEngine(tells_words_apart=True)}
     async with serving(agent, **options) as hall:
@@ -169,9 +168,9 @@ async def called(bend: Any, seed: int, text: str, during: Callable[[Any, Any], A
             Softphone(Path(folder) / "phone", path.uri) as phone,
         ):
             await until(lambda: phone.loud_s > 0.1)
-            await during(hall, phone)
+            await during(hall, phone, cuts)
         await hall.is_free()
-    return phone, path, list(cuts)
+    return phone, path, cuts
 
 
 if __name__ == "__main__":
