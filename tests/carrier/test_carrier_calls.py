@@ -172,8 +172,8 @@ async def test_a_barge_in_over_a_real_telephone(kind: str, tmp_path: Path, monke
         dry_ns = next(item["at_ns"] for item in carrier.all("dry") if item["at_ns"] > decided[0])
         own_ns = (first_ns - carrier.all("plays")[0]["at_ns"], last_ns - dry_ns)
         print(f"    its own delay {own_ns[0] / MS:.0f} to {own_ns[1] / MS:.0f} ms; {LINE_DELAY_NS / MS:.0f} assumed")
-        # Its buffers grow when the machine is busy, so it is what they hold at the end that counts; and what a machine of
-        # its own never makes them hold is nothing that anybody could know.
+        # Its buffers grow when the machine is busy, so it is what they hold at the end that counts; and what they never
+        # hold on a quiet one is nothing that anybody could know.
         busy_words = max(0, max(own_ns) - QUIET_NS) / WORD_NS
         assert last_ns - decided[0] <= max(own_ns) + MARK_PACKETS * PACKET_NS
         assert max(own_ns) < 600 * MS
