@@ -6,6 +6,7 @@ BreezeError
 │   ├── BadText          empty, too long, or not text
 │   ├── BadSampling      a sampling value is not finite or out of range
 │   ├── LineCannot       the line of this call cannot do what was asked of it
+│   ├── BadRecording     a recording that no voice can be made of
 │   └── UnknownVoice     no such voice
 ├── CarrierRefused       a telephone carrier did not do what was asked of it
 ├── NoAnswer             a telephone was called, and nobody answered
@@ -13,6 +14,7 @@ BreezeError
 ├── EngineClosed         the engine has stopped, or died and is starting again
 ├── StepFailed           a stage raised while it computed a stream
 ├── BadTrace             a recorded trace cannot be replayed
+├── CannotKeep           the disk is full, or may not be written
 ├── CheckpointError      weights are missing, truncated or of another model
 └── MissingExtra         an optional dependency is not installed
 
@@ -70,6 +72,10 @@ class LineCannot(BadRequest):
 
     def __str__(self) -> str:
         return f"{self.what} is not possible on this line: {self.why}"
+
+
+class BadRecording(BadRequest):
+    """No voice can be made of this recording."""
 
 
 class UnknownVoice(BadRequest):
@@ -147,6 +153,10 @@ class BadTrace(BreezeError):
 
     def __str__(self) -> str:
         return f"{self.path} cannot be replayed: {self.detail}"
+
+
+class CannotKeep(BreezeError):
+    """Something cannot be written to its folder; what was there before is there still."""
 
 
 class CheckpointError(BreezeError):

@@ -11,6 +11,7 @@ import logging
 import lzma
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,11 @@ from breeze_rtc.models.backbone import BackboneConfig
 from breeze_rtc.models.codec import SNAKE_KERNEL, CodecConfig
 from breeze_rtc.models.depth import DepthConfig
 from breeze_rtc.models.presets import ModelConfig
+from breeze_rtc.models.prompt import BreezePrompts, Voice
 from breeze_rtc.models.quantised import check_kind, narrow, narrowed
+from breeze_rtc.models.reference_encoder import ReferenceEncoder, ReferenceEncoderConfig
 from breeze_rtc.models.sampling import Sampling
-from breeze_rtc.models.speech_model import ByteFrontend, SpeechModel, TextFrontend
+from breeze_rtc.models.speech_model import ByteFrontend, ByteTokenizer, SpeechModel, TextFrontend, Tokenizer
 from breeze_rtc.models.text_encoder import TextEncoderConfig
 from breeze_rtc.models.weights import Source, Weights, read, read_json
 
@@ -97,7 +100,12 @@ def random_on(config: ModelConfig, device: torch.device, seed: int = SEED) -> Sp
     torch.set_default_dtype(torch.float32 if device.type == "cpu" else torch.bfloat16)
     try:
         with torch.device(device):
-            model = SpeechModel(config, frontend=lambda _voice: ByteFrontend(whole=True, bytes_per_token=4))
+            model = SpeechModel(
+                config,
+                frontend=lambda _voice: ByteFrontend(whole=True, bytes_per_token=4),
+                prompts=BreezePrompts(ByteTokenizer),
+                encoder=lambda: _seeded_encoder(presets.tiny_encoder(config), seed),
+            )
     finally:
         torch.set_default_dtype(before)
     model.codec.float()
@@ -118,7 +126,13 @@ def random_on(config: ModelConfig, device: torch.device, seed: int = SEED) -> Sp
 
 def seeded(config: ModelConfig, seed: int = SEED) -> SpeechModel:
     """A model of random weights, the same for the same seed on every machine."""
-    model = SpeechModel(config, frontend=lambda _voice: ByteFrontend(whole=config.feed == "prefix"))
+    is_prompted = config.feed == "prefix"
+    model = SpeechModel(
+        config,
+        frontend=lambda _voice: ByteFrontend(whole=is_prompted),
+        prompts=BreezePrompts(ByteTokenizer) if is_prompted else None,
+        encoder=(lambda: _seeded_encoder(presets.tiny_encoder(config), seed)) if is_prompted else None,
+    )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -130,6 +144,18 @@ def seeded(config: ModelConfig, seed: int = SEED) -> SpeechModel:
         if model.pointer is not None:
             model.pointer.start.normal_(generator=generator)
     return model
+
+
+def _seeded_encoder(config: ReferenceEncoderConfig, seed: int) -> ReferenceEncoder:
+    encoder = ReferenceEncoder(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in encoder.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=parameter[0].numel() ** -0.5, generator=generator)
+            elif name.endswith("bias"):
+                parameter.zero_()
+    return encoder
 
 
 # ---- our own folders -----------------------------------------------------------------------------------------------
@@ -212,12 +238,17 @@ def load_breeze(
     """
     config = config or read_json(folder / "config.json")
     codec_folder = folder / "audio_tokenizer"
-    model_config = breeze_config(config, read_json(codec_folder / "config.json"), folder)
-    tokenizer_path = folder / "tokenizer.json"
+    codec_config = read_json(codec_folder / "config.json")
+    model_config = breeze_config(config, codec_config, folder)
+    prompts = BreezePrompts(_tokenizer(folder / "tokenizer.json"))
     with torch.device("meta"):
-        # The tokenizer is read when the first stream opens: tests of the numbers have none.
         model = SpeechModel(
-            model_config, frontend=_breeze_frontend(tokenizer_path), licence_note=BREEZE_LICENCE, sampling=Sampling()
+            model_config,
+            frontend=lambda _voice: prompts.frontend(Voice()),
+            prompts=prompts,
+            encoder=lambda: load_reference_encoder(codec_folder, codec_config, model_config.codec.codebooks),
+            licence_note=BREEZE_LICENCE,
+            sampling=Sampling(),
         )
     if weights == "int8":
         narrow(model)
@@ -231,21 +262,19 @@ def load_breeze(
     return model
 
 
-def _breeze_frontend(path: Path) -> Callable[[str], TextFrontend]:
-    tokenizers: list[Any] = []
+def _tokenizer(path: Path) -> Callable[[], Tokenizer]:
+    """Reads it when the first stream opens: tests of the numbers have none.  Raises CheckpointError."""
 
-    def make(_voice: str) -> TextFrontend:
-        from breeze_rtc.models.prompt import PromptFrontend, Voice
+    @cache
+    def read() -> Tokenizer:
+        from tokenizers import Tokenizer as Library
 
-        if not tokenizers:
-            from tokenizers import Tokenizer
+        if not path.exists():
+            raise CheckpointError(f"{path} is missing; download the checkpoint again")
+        tokenizer: Tokenizer = Library.from_file(str(path))
+        return tokenizer
 
-            if not path.exists():
-                raise CheckpointError(f"{path} is missing; download the checkpoint again")
-            tokenizers.append(Tokenizer.from_file(str(path)))
-        return PromptFrontend(tokenizers[0], Voice())
-
-    return make
+    return read
 
 
 def breeze_config(config: dict[str, Any], codec: dict[str, Any], folder: Path) -> ModelConfig:
@@ -372,6 +401,12 @@ def _concat(pieces: list[Tensor]) -> Tensor:
     return torch.cat(pieces)
 
 
+def _means(pieces: list[Tensor]) -> Tensor:
+    """Codebooks from the sums of the vectors that fell into each entry, and their numbers, by turns."""
+    pairs = zip(pieces[::2], pieces[1::2], strict=True)
+    return torch.stack([total / usage.clamp(min=1e-5)[:, None] for total, usage in pairs])
+
+
 def _attention(ours: str, theirs: str, c: BlockConfig) -> Iterator[Source]:
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
     shapes = {"q_proj": (q, c.hidden), "k_proj": (kv, c.hidden), "v_proj": (kv, c.hidden)}
@@ -468,12 +503,7 @@ def _breeze_codec(c: CodecConfig) -> Iterator[Source]:
         book = f"decoder.quantizer.{group}.vq.layers.{n}._codebook"
         stored += [(f"{book}.embedding_sum", (c.codes, c.code_dim)), (f"{book}.cluster_usage", (c.codes,))]
 
-    def means(pieces: list[Tensor]) -> Tensor:
-        # Stored as the sum of the vectors that fell into an entry, and their number.
-        pairs = zip(pieces[::2], pieces[1::2], strict=True)
-        return torch.stack([total / usage.clamp(min=1e-5)[:, None] for total, usage in pairs])
-
-    yield Source("codec.codebooks", tuple(stored), means)
+    yield Source("codec.codebooks", tuple(stored), _means)
     for ours, group in (("mix_first", "rvq_first"), ("mix_rest", "rvq_rest")):
         name = f"decoder.quantizer.{group}.output_proj.weight"
         yield Source(f"codec.{ours}.weight", ((name, (c.mixed, c.code_dim, 1)),), lambda pieces: pieces[0].squeeze(-1))
@@ -518,6 +548,97 @@ def _breeze_codec(c: CodecConfig) -> Iterator[Source]:
     last = len(c.rates) + 1
     yield from _snake("codec.snake_head.snake", f"decoder.decoder.{last}", width)
     yield from _conv("codec.snake_head.last", f"decoder.decoder.{last + 1}.conv", width, 1, SNAKE_KERNEL)
+
+
+def load_reference_encoder(folder: Path, config: dict[str, Any], codebooks: int) -> ReferenceEncoder:
+    """The encoder of a published codec, of which `codebooks` are read.  Raises CheckpointError.
+
+    config: the content of the codec folder's config.json.
+    """
+    ours = reference_encoder_config(config, folder, codebooks)
+    sources = list(_breeze_encoder(ours))
+    with torch.device("meta"):
+        encoder = ReferenceEncoder(ours)
+    state = read([(Weights(folder), sources)], torch.device("cpu"), widened=[source.ours for source in sources])
+    encoder.load_state_dict(state, assign=True)
+    return encoder.eval()
+
+
+def reference_encoder_config(config: dict[str, Any], folder: Path, codebooks: int) -> ReferenceEncoderConfig:
+    """From the codec's config.  Raises CheckpointError for a missing key and for a structure this encoder has not."""
+    path = folder / "config.json"
+    encoder = _get(config, "encoder_config", path)
+    fixed = {"num_residual_layers": 1, "use_causal_conv": True, "use_conv_shortcut": False, "audio_channels": 1}
+    for key, value in fixed.items():
+        if encoder.get(key, value) != value:
+            raise CheckpointError(f"{path}: {key} is {encoder[key]!r}; only {value!r} is known to this runtime")
+    hidden, heads = _get(encoder, "hidden_size", path), _get(encoder, "num_attention_heads", path)
+    block = BlockConfig(
+        hidden=hidden,
+        heads=heads,
+        kv_heads=encoder.get("num_key_value_heads") or heads,
+        head_dim=encoder.get("head_dim") or hidden // heads,
+        ffn=_get(encoder, "intermediate_size", path),
+        eps=encoder.get("norm_eps", 1e-5),
+    )
+    return ReferenceEncoderConfig(
+        codebooks=codebooks,
+        codes=_get(encoder, "codebook_size", path),
+        code_dim=_get(encoder, "codebook_dim", path),
+        filters=_get(encoder, "num_filters", path),
+        strides=tuple(reversed(_get(encoder, "upsampling_ratios", path))),
+        kernels=tuple(_get(encoder, f"{name}kernel_size", path) for name in ("", "residual_", "last_")),
+        compress=_get(encoder, "compress", path),
+        block=block,
+        layers=_get(encoder, "num_hidden_layers", path),
+        rope=RopeConfig(float((encoder.get("rope_parameters") or encoder).get("rope_theta", 1e4))),
+        sample_rate=config.get("input_sample_rate", 24_000),
+    )
+
+
+def _breeze_encoder(c: ReferenceEncoderConfig) -> Iterator[Source]:
+    """The reference encoder of the codec's own checkpoint."""
+
+    def conv(ours: str, theirs: str, inputs: int, outputs: int, kernel: int) -> Iterator[Source]:
+        yield Source(f"{ours}.weight", ((f"{theirs}.conv.weight", (outputs, inputs, kernel)),))
+        yield Source(f"{ours}.bias", ((f"{theirs}.conv.bias", (outputs,)),))
+
+    # Places of the published list: a convolution; per stage a unit, an activation and a convolution; then two more.
+    seanet, (first, inner, last) = "encoder.encoder.layers", c.kernels
+    yield from conv("first", f"{seanet}.0", 1, c.filters, first)
+    width = c.filters
+    for n, stride in enumerate(c.strides):
+        unit = f"{seanet}.{3 * n + 1}.block"
+        yield from conv(f"stages.{n}.first", f"{unit}.1", width, width // c.compress, inner)
+        yield from conv(f"stages.{n}.second", f"{unit}.3", width // c.compress, width, 1)
+        yield from conv(f"stages.{n}.down", f"{seanet}.{3 * n + 3}", width, 2 * width, 2 * stride)
+        width *= 2
+    hidden = c.block.hidden
+    yield from conv("last", f"{seanet}.{3 * len(c.strides) + 2}", width, hidden, last)
+    inside, kv = c.block.heads * c.block.head_dim, c.block.kv_heads * c.block.head_dim
+    for n in range(c.layers):
+        ours, theirs = f"layers.{n}", f"encoder.encoder_transformer.layers.{n}"
+        shapes = {"q_proj": (inside, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden)}
+        pieces = tuple((f"{theirs}.self_attn.{name}.weight", shape) for name, shape in shapes.items())
+        yield Source(f"{ours}.attention.qkv.weight", pieces, _concat)
+        yield Source(f"{ours}.attention.out.weight", ((f"{theirs}.self_attn.o_proj.weight", (hidden, inside)),))
+        yield Source(f"{ours}.up.weight", ((f"{theirs}.mlp.fc1.weight", (c.block.ffn, hidden)),))
+        yield Source(f"{ours}.down.weight", ((f"{theirs}.mlp.fc2.weight", (hidden, c.block.ffn)),))
+        for norm, name in (("attention_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm")):
+            for part in ("weight", "bias"):
+                yield Source(f"{ours}.{norm}.{part}", ((f"{theirs}.{name}.{part}", (hidden,)),))
+        for scale, name in (("attention_scale", "self_attn_layer_scale"), ("mlp_scale", "mlp_layer_scale")):
+            yield Source(f"{ours}.{scale}", ((f"{theirs}.{name}.scale", (hidden,)),))
+    yield Source("halve.weight", (("encoder.downsample.conv.weight", (hidden, hidden, 4)),))
+    stored: list[tuple[str, tuple[int, ...]]] = []
+    for kind, books in (("semantic", 1), ("acoustic", c.codebooks - 1)):
+        quantizer = f"encoder.quantizer.{kind}_residual_vector_quantizer"
+        name = f"{quantizer}.input_proj.weight"
+        yield Source(f"to_{kind}.weight", ((name, (c.code_dim, hidden, 1)),), lambda pieces: pieces[0].squeeze(-1))
+        for n in range(books):
+            book = f"{quantizer}.layers.{n}.codebook"
+            stored += [(f"{book}.embed_sum", (c.codes, c.code_dim)), (f"{book}.cluster_usage", (c.codes,))]
+    yield Source("codebooks", tuple(stored), _means)
 
 
 def _load_qwen3_tts(folder: Path, config: dict[str, Any], **how: Any) -> SpeechModel:

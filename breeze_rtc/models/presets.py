@@ -14,6 +14,7 @@ from breeze_rtc.models.codec import CodecConfig
 from breeze_rtc.models.depth import DepthConfig
 from breeze_rtc.models.pointer import PointerConfig
 from breeze_rtc.models.prompt_table import PromptTableConfig
+from breeze_rtc.models.reference_encoder import ReferenceEncoderConfig
 from breeze_rtc.models.text_encoder import TextEncoderConfig
 
 
@@ -255,6 +256,23 @@ def tiny() -> ModelConfig:
         end_class=35,
         reserved=(32, 34),
         max_positions=2048,
+    )
+
+
+def tiny_encoder(config: ModelConfig) -> ReferenceEncoderConfig:
+    """What makes codec frames of a recording for a model as `tiny` is."""
+    return ReferenceEncoderConfig(
+        codebooks=config.codec.codebooks,
+        codes=config.codec.codes,
+        code_dim=8,
+        filters=4,
+        strides=(4, 5, 6, 8),
+        kernels=(7, 3, 3),
+        compress=2,
+        block=BlockConfig(hidden=32, heads=2, kv_heads=2, head_dim=16, ffn=64, eps=1e-5),
+        layers=1,
+        rope=PLAIN,
+        sample_rate=config.codec.sample_rate,
     )
 
 

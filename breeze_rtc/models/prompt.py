@@ -10,19 +10,24 @@ what the voice has:
 | no          | yes       | speaker reference, audio, speaker text            | none                          |
 | yes         | yes       | speaker reference, audio, speaker <ins...> text   | speaker reference, audio, speaker text |
 
+With both there is a second form, *dual* guidance, which weighs the two apart: the row of the reference alone and the
+row of the instruction alone are each compared with the plain row, which has neither.
+
+A row that begins with a reference begins with the same positions whatever is said, so they need be computed only once
+per voice: `BreezePrompts.reference` are those, and a front end that `has_prefix` leaves them out.
+
 Nothing stands between the pieces, and every text part begins with the tokenizer's own first token.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
 
 from breeze_rtc.errors import BadText
-from breeze_rtc.models.speech_model import TextSegment
+from breeze_rtc.models.speech_model import TextSegment, Tokenizer
 
 AUDIO = "<|AUDIO|>"
 AUDIO_END = "<|audio_eos|>"
@@ -35,17 +40,12 @@ Part = str | Codes
 """Text, or frames of reference audio."""
 
 
-class Tokenizer(Protocol):
-    """What we use of `tokenizers.Tokenizer`."""
-
-    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Any: ...
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """How a stream shall sound.  Raises BadText for reference audio without its words, or words without audio."""
+    """How a stream shall sound.  Its texts lose what the tokenizer would read as control tokens.
+
+    Raises BadText for reference audio without its words, or words without audio.
+    """
 
     instruction: str = ""
     """In words: who speaks, and how."""
@@ -55,7 +55,9 @@ class Voice:
     speaker: str = "[S0]"
 
     def __post_init__(self) -> None:
-        if bool(self.reference) != bool(self.reference_text.strip()):
+        for name in ("instruction", "reference_text"):
+            object.__setattr__(self, name, sanitise(getattr(self, name))[0].strip())
+        if bool(self.reference) != bool(self.reference_text):
             raise BadText("a reference needs both its audio and its words")
 
 
@@ -74,13 +76,20 @@ def sanitise(text: str, reserved: re.Pattern[str] = _RESERVED) -> tuple[str, lis
 
 
 def template(text: str, voice: Voice) -> tuple[list[Part], list[Part] | None]:
-    """The guided row and the unguided one, if the voice has one; all texts must be sanitised."""
+    """The guided row and the unguided one, if the voice has one; the text must be sanitised."""
     plain = voice.speaker + text
-    before: list[Part] = [voice.speaker + sanitise(voice.reference_text)[0], voice.reference] if voice.reference else []
-    instruction = sanitise(voice.instruction)[0]
-    if not instruction:
+    before: list[Part] = [voice.speaker + voice.reference_text, voice.reference] if voice.reference else []
+    if not voice.instruction:
         return [*before, plain], None
-    return [*before, f"{voice.speaker}<ins_bos>{instruction}<ins_eos>{text}"], [*before, plain]
+    return [*before, f"{voice.speaker}<ins_bos>{voice.instruction}<ins_eos>{text}"], [*before, plain]
+
+
+def dual_template(text: str, voice: Voice) -> tuple[list[Part], list[Part], list[Part]]:
+    """The rows of dual guidance: that of the reference, that of the instruction, and the plain one."""
+    by_reference, _ = template(text, replace(voice, instruction=""))
+    by_instruction, plain = template(text, replace(voice, reference=(), reference_text=""))
+    assert plain is not None, "dual guidance needs an instruction"
+    return by_reference, by_instruction, plain
 
 
 def tokenise(parts: list[Part], tokenizer: Tokenizer) -> list[list[int]]:
@@ -103,12 +112,44 @@ def tokenise(parts: list[Part], tokenizer: Tokenizer) -> list[list[int]]:
     return [ids[start:end] for start, end in pairwise(cuts)]
 
 
-class PromptFrontend:
-    """The text front end of a prefix model: it waits for the whole text, then makes the rows of the prompt."""
+def segments_of(parts: list[Part], tokenizer: Tokenizer, row: int = 0) -> list[TextSegment]:
+    """A row of the prompt, part by part.  Raises BadText."""
+    return [
+        TextSegment(tuple(ids), (0,) * len(ids), row, () if isinstance(part, str) else part)
+        for part, ids in zip(parts, tokenise(parts, tokenizer), strict=True)
+    ]
 
-    def __init__(self, tokenizer: Tokenizer, voice: Voice) -> None:
+
+class BreezePrompts:
+    """Breeze's templates with its tokenizer, which is read when the first prompt is made."""
+
+    def __init__(self, tokenizer: Callable[[], Tokenizer]) -> None:
+        self._tokenizer = tokenizer
+
+    def frontend(self, voice: Voice, *, has_prefix: bool = False, is_dual: bool = False) -> PromptFrontend:
+        """See `Prompts`."""
+        return PromptFrontend(self._tokenizer(), voice, has_prefix=has_prefix, is_dual=is_dual)
+
+    def reference(self, voice: Voice) -> list[TextSegment]:
+        """Its words and its audio; see `Prompts`."""
+        return segments_of(template("", voice)[0][:2], self._tokenizer()) if voice.reference else []
+
+
+class PromptFrontend:
+    """The text front end of a prefix model: it waits for the whole text, then makes the rows of the prompt.
+
+    Row 0 is the longest, because the prompt is counted by it; row 1 the one guidance leads away from.  Dual guidance
+    has the rows of the reference and of the instruction in places 0 and 2, the longer first.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, voice: Voice, *, has_prefix: bool = False, is_dual: bool = False) -> None:
+        """has_prefix: the reference is computed already, wherever a row begins with it; in dual guidance that is row 2.
+        is_dual: make the rows of dual guidance, for which the voice needs both reference and instruction."""
+        assert not is_dual or (voice.reference and voice.instruction)
         self._tokenizer = tokenizer
         self._voice = voice
+        self._has_prefix = has_prefix
+        self._is_dual = is_dual
         self._text = ""
 
     def push(self, text: str) -> list[TextSegment]:
@@ -116,23 +157,33 @@ class PromptFrontend:
         return []
 
     def end(self) -> list[TextSegment]:
-        """The prompt's segments, the unguided row first so that it is encoded along with the guided one."""
+        """The prompt's segments, row 0 last so that the others are encoded along with it."""
         if not self._text.strip():
             return []
         text, origin = sanitise(self._text)
-        guided, unguided = template(text, self._voice)
-        segments = [] if unguided is None else self._segments(unguided, row=1)
-        segments += self._segments(guided, row=0)
+        if self._is_dual:
+            segments = self._dual(text)
+        else:
+            guided, unguided = template(text, self._voice)
+            segments = [] if unguided is None else self._segments(unguided, row=1)
+            segments += self._segments(guided, row=0)
         last = segments[-1]
         ends = self._ends(last.tokens, origin)
-        segments[-1] = TextSegment(last.tokens, ends)
+        segments[-1] = replace(last, ends=ends)
         return segments
 
+    def _dual(self, text: str) -> list[TextSegment]:
+        by_reference, by_instruction, plain = dual_template(text, self._voice)
+        rows = [self._segments(by_instruction, 0), self._segments(by_reference, 2)]
+        lengths = [sum(len(segment.tokens) for segment in row) for row in rows]
+        if lengths[1] > lengths[0] and not self._has_prefix:
+            rows = [self._segments(by_reference, 0), self._segments(by_instruction, 2)]
+        return [*self._segments(plain, 1), *rows[1], *rows[0]]
+
     def _segments(self, parts: list[Part], row: int) -> list[TextSegment]:
-        return [
-            TextSegment(tuple(ids), (0,) * len(ids), row, () if isinstance(part, str) else part)
-            for part, ids in zip(parts, tokenise(parts, self._tokenizer), strict=True)
-        ]
+        if self._has_prefix and len(parts) > 1:
+            parts = parts[2:]
+        return segments_of(parts, self._tokenizer, row)
 
     def _ends(self, tokens: tuple[int, ...], origin: list[int]) -> tuple[int, ...]:
         """Characters of the user's text behind each token: counted from the end, where nothing else stands."""

@@ -30,7 +30,11 @@ class Sampling:
     repetition_penalty: float = 1.1
     """Codebook 0: codes this stream has used before become less likely; 1: no."""
     cfg_scale: float = 1.0
-    """Classifier-free guidance; 1: none.  Other values need a prompt that has an unguided form."""
+    """Classifier-free guidance: how strongly instructions are followed; 1: no stronger than the model does by itself.
+    Other values need a prompt that has an unguided form."""
+    reference_scale: float = 0.0
+    """Not 0: dual guidance, for a cloned voice with instructions.  How strongly the recording is followed, beside
+    `cfg_scale` for the instructions, both against speech that knows neither."""
 
     def __post_init__(self) -> None:
         for name in ("temperature", "depth_temperature"):
@@ -45,6 +49,13 @@ class Sampling:
             raise BadSampling("repetition_penalty", self.repetition_penalty, "between 1 and 10")
         if not (math.isfinite(self.cfg_scale) and 0 < self.cfg_scale <= 100):
             raise BadSampling("cfg_scale", self.cfg_scale, "over 0 and at most 100")
+        if not (math.isfinite(self.reference_scale) and 0 <= self.reference_scale <= 100):
+            raise BadSampling("reference_scale", self.reference_scale, "between 0 (single guidance) and 100")
+
+    @property
+    def rows(self) -> int:
+        """Backbone rows that a stream takes: one, an unguided one beside it, and a third in dual guidance."""
+        return 3 if self.reference_scale else 1 if self.cfg_scale == 1 else 2
 
 
 # Multipliers of the 64-bit SplitMix finaliser (Steele et al. 2014) and the golden ratio, as signed 64-bit integers.

@@ -7,22 +7,26 @@ adds one text token a frame in the same manner).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from breeze_rtc.errors import UnknownVoice
+from breeze_rtc.errors import BadRequest, UnknownVoice
 from breeze_rtc.models.backbone import Backbone
 from breeze_rtc.models.codec import CodecDecoder
 from breeze_rtc.models.depth import DepthDecoder
 from breeze_rtc.models.pointer import TextPointer
 from breeze_rtc.models.presets import ModelConfig
 from breeze_rtc.models.prompt_table import PromptTable
+from breeze_rtc.models.reference_encoder import ReferenceEncoder
 from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.text_encoder import TextEncoder, TextEncoderConfig
+
+if TYPE_CHECKING:
+    from breeze_rtc.models.prompt import Voice
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,28 @@ class TextFrontend(Protocol):
         """No more text; return what is left."""
 
 
+class Tokenizer(Protocol):
+    """What we use of `tokenizers.Tokenizer`."""
+
+    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Any: ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+
+class Prompts(Protocol):
+    """How a model's prompts tell it a voice, by words or by a recording."""
+
+    def frontend(self, voice: Voice, *, has_prefix: bool = False, is_dual: bool = False) -> TextFrontend:
+        """The text front end of a stream in this voice.  Raises BadRequest for a voice it has no prompt for.
+
+        has_prefix: the positions that `reference` stands for are computed already, wherever a row begins with them.
+        is_dual: with the rows of dual guidance, see `prompt`.
+        """
+
+    def reference(self, voice: Voice) -> list[TextSegment]:
+        """What a row with this voice's recording begins with, whatever is said."""
+
+
 class SpeechModel(nn.Module):
     """Text encoder, backbone, depth decoder, codec decoder and, where text is fed per frame, the pointer."""
 
@@ -62,13 +88,17 @@ class SpeechModel(nn.Module):
         config: ModelConfig,
         *,
         frontend: Callable[[str], TextFrontend],
+        prompts: Prompts | None = None,
+        encoder: Callable[[], ReferenceEncoder] | None = None,
         voices: tuple[str, ...] = ("default",),
         sampling: Sampling | None = None,
         licence_note: str = "",
         graphs: Mapping[str, bytes] | None = None,
     ) -> None:
-        """frontend: makes the text front end of a stream in a voice.  voices: their names, the default first.
-        graphs: the steps as ONNX graphs, where a checkpoint has them (see `step_graphs`)."""
+        """frontend: makes the text front end of a stream in a voice of its own.  voices: their names, the default
+        first.  prompts: how other voices are told; None: it knows no others.  encoder: loads what makes codec frames
+        of a recording; a voice needs it once, so the model does not keep it.  graphs: the steps
+        as ONNX graphs, where a checkpoint has them (see `step_graphs`)."""
         super().__init__()
         self.config = config
         self.text = TextEncoder(config.text) if isinstance(config.text, TextEncoderConfig) else PromptTable(config.text)
@@ -83,6 +113,8 @@ class SpeechModel(nn.Module):
         """Not empty: what the user must know about these weights before using them; said once, when they are loaded."""
         self.graphs = graphs or {}
         self._frontend = frontend
+        self.prompts = prompts
+        self._encoder = encoder
 
     @property
     def sample_rate(self) -> int:
@@ -98,6 +130,17 @@ class SpeechModel(nn.Module):
         if voice not in self.voices:
             raise UnknownVoice(voice, self.voices)
         return self._frontend(voice)
+
+    @property
+    def clones(self) -> bool:
+        """It can make a voice of a recording."""
+        return self.prompts is not None and self._encoder is not None
+
+    def reference_encoder(self) -> ReferenceEncoder:
+        """Loads it, where the model's codec is.  Raises BadRequest when the model has none, and CheckpointError."""
+        if self._encoder is None:
+            raise BadRequest(f"the {self.config.name} model cannot clone a voice")
+        return self._encoder().to(self.depth.table.weight.device)
 
     @classmethod
     def load(
@@ -183,3 +226,24 @@ class ByteFrontend:
         return TextSegment(
             tuple(tokens[::last]), tuple(ends[min(i + last, len(ends)) - 1] for i in range(0, len(ends), last))
         )
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as tokens, and control characters for Breeze's special ones: for models that speak noise."""
+
+    _SPECIAL = ("<pad>", "<eos>", "<bos>", "<|AUDIO|>", "<|audio_eos|>", "[S0]", "<ins_bos>", "<ins_eos>")
+
+    @dataclass(frozen=True, slots=True)
+    class Encoding:
+        ids: list[int]
+
+    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Encoding:
+        for token, name in enumerate(self._SPECIAL):
+            sequence = sequence.replace(name, chr(token))
+        return self.Encoding([2] * add_special_tokens + list(sequence.encode(errors="replace")))
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        text = bytes(ids).decode(errors="ignore")
+        for token, name in enumerate(self._SPECIAL):
+            text = text.replace(chr(token), "" if skip_special_tokens else name)
+        return text

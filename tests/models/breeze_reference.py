@@ -97,6 +97,29 @@ CODEC = {
     "rms_norm_eps": 1e-5,
     "layer_scale_initial_scale": 0.3,
 }
+ENCODER = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 40,
+    "num_filters": 4,
+    "upsampling_ratios": [4, 4, 3],
+    "kernel_size": 7,
+    "last_kernel_size": 3,
+    "residual_kernel_size": 3,
+    "compress": 2,
+    "num_residual_layers": 1,
+    "codebook_dim": 8,
+    "codebook_size": CODES,
+    # More than are read.
+    "num_quantizers": CODEBOOKS + 2,
+    "vector_quantization_hidden_dimension": 8,
+    "sliding_window": 1_000,
+    "layer_scale_initial_scale": 0.3,
+    "upsample_groups": 16,
+}
 CONFIG = {
     "model_type": "breeze",
     "vocab_size": VOCAB,
@@ -222,15 +245,21 @@ def fill_codebooks(codec: Any, generator: torch.Generator) -> None:
             parameter.mul_(0.4 / loudest[0])
 
 
-def save_codec(codec: Any, folder: Path) -> None:
+def save_codec(codec: Any, folder: Path, encoder: Any = None) -> None:
     """Write the codec's folder."""
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"output_sample_rate": 24_000, "decoder_config": CODEC}))
-    if codec is not None:
-        save_file(
-            {f"decoder.{name}": tensor.clone() for name, tensor in codec.state_dict().items()},
-            folder / "model.safetensors",
-        )
+    config = {"output_sample_rate": 24_000, "decoder_config": CODEC, "encoder_config": ENCODER}
+    (folder / "config.json").write_text(json.dumps(config))
+    if codec is None:
+        return
+    tensors = {f"decoder.{name}": tensor.clone() for name, tensor in codec.state_dict().items()}
+    # The published names are those of transformers 4.
+    for name, tensor in encoder.state_dict().items() if encoder is not None else ():
+        if name.startswith("quantizer."):
+            tensors[f"encoder.{name}"] = tensor.clone()
+        elif name.startswith("encoder."):
+            tensors[name.replace("encoder.encoder_seanet.", "encoder.encoder.")] = tensor.clone()
+    save_file(tensors, folder / "model.safetensors")
 
 
 class Reference:
@@ -239,6 +268,8 @@ class Reference:
     def __init__(self, seed: int = 7, *, codec: bool = True) -> None:
         library = transformers()
         generator = torch.Generator().manual_seed(seed)
+        # What biases begin with is not overwritten but added to.
+        torch.manual_seed(seed)
         text = {key: value for key, value in TEXT.items() if key not in {"model_type", "eoi_token_index"}}
         self.text_config = library.T5Gemma2TextConfig(
             **text, dropout_rate=0.0, attention_dropout=0.0, attn_implementation="eager"
@@ -253,6 +284,10 @@ class Reference:
         self.depth = library.CsmDepthDecoderForCausalLM(
             library.CsmDepthDecoderConfig(**depth, attn_implementation="eager")
         )
+        self.encoder = library.MimiModel(
+            library.MimiConfig(**ENCODER, rope_theta=10_000.0, attn_implementation="eager")
+        )
+        self._randomise_encoder(seed)
         parts = [self.text, self.projection, self.backbone, self.head, self.depth]
         for part in parts:
             _randomise(part, generator)
@@ -262,6 +297,22 @@ class Reference:
             self.text.embed_tokens.eoi_embedding.normal_(generator=generator)
         if self.codec is not None:
             fill_codebooks(self.codec, generator)
+
+    @torch.no_grad()
+    def _randomise_encoder(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        _randomise(self.encoder, generator)
+        self.encoder.eval()
+        # Codebooks lie where the vectors of sound lie: elsewhere one entry would be the nearest to all of them.
+        latents = self.encoder.encoder(torch.randn(1, 1, 9_600, generator=generator) * 0.3).latents
+        for kind in ("semantic", "acoustic"):
+            quantizer = getattr(self.encoder.quantizer, f"{kind}_residual_vector_quantizer")
+            found = quantizer.input_proj(latents)[0].T
+            for n, layer in enumerate(quantizer.layers):
+                book = layer.codebook
+                book.cluster_usage.uniform_(0.5, 3.0, generator=generator)
+                noise = torch.randn(book.embed_sum.shape, generator=generator) * found.std(0) * 0.7**n
+                book.embed_sum.copy_((noise + (0 if n else found.mean(0))) * book.cluster_usage[:, None])
 
     @property
     def table(self) -> Tensor:
@@ -295,7 +346,7 @@ class Reference:
             for shard in sorted(set(where.values())):
                 save_file({name: tensor for name, tensor in state.items() if where[name] == shard}, folder / shard)
             (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-        save_codec(self.codec, folder / "audio_tokenizer")
+        save_codec(self.codec, folder / "audio_tokenizer", self.encoder)
         return folder
 
     # ---- the published model, joined by hand -------------------------------------------------------------------------
@@ -323,13 +374,23 @@ class Reference:
         return logits
 
     def generate(
-        self, rows: list[list[Tensor]], frames: int, scale: float = 1.0, penalty: float = 1.1
+        self,
+        rows: list[list[Tensor]],
+        frames: int,
+        scale: float = 1.0,
+        penalty: float = 1.1,
+        reference_scale: float = 0.0,
     ) -> list[list[int]]:
-        """Greedy codes.  rows: the guided row's prompt pieces, and the unguided row's when `scale` is not 1."""
+        """Greedy codes.  rows: the guided row's prompt pieces, and the unguided row's when `scale` is not 1; in dual
+        guidance, of the row with the instruction, the plain one, and the row with the reference."""
 
         def combined(logits: list[Tensor]) -> Tensor:
-            out = logits[0] if scale == 1 else logits[1] + scale * (logits[0] - logits[1])
-            out = out.clone()
+            out = logits[0].clone()
+            if len(rows) == 2:
+                out = logits[1] + scale * (logits[0] - logits[1])
+            elif len(rows) == 3:
+                by_reference = reference_scale * (logits[2] - logits[1])
+                out = logits[1] + by_reference + scale * (logits[0] - logits[1])
             out[CODES:VOCAB] = float("-inf")
             return out
 

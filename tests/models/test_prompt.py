@@ -10,7 +10,7 @@ from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 
 from breeze_rtc.errors import BadText
-from breeze_rtc.models.prompt import PromptFrontend, Voice, sanitise, template, tokenise
+from breeze_rtc.models.prompt import BreezePrompts, PromptFrontend, Voice, sanitise, template, tokenise
 
 CODES = ((1, 2), (3, 4), (5, 6))
 
@@ -93,6 +93,51 @@ def test_no_text_is_no_prompt(text: str, tokenizer: Tokenizer) -> None:
     frontend = PromptFrontend(tokenizer, Voice())
     frontend.push(text)
     assert frontend.end() == []
+
+
+def test_a_reference_computed_before_is_left_out(tokenizer: Tokenizer) -> None:
+    """Of every row that begins with it; what is left is the rest of the row, token for token."""
+    prompts = BreezePrompts(lambda: tokenizer)
+    voice = Voice(instruction="calm", reference_text="ref", reference=CODES)
+    for has_prefix in (False, True):
+        frontend = prompts.frontend(voice, has_prefix=has_prefix)
+        frontend.push("hi")
+        segments = frontend.end()
+        rows = [[s for s in segments if s.row == row] for row in (0, 1)]
+        begin = [(s.tokens, s.codes) for s in prompts.reference(voice)]
+        assert len(begin) == 2
+        for row, last in zip(rows, ("<ins_bos>calm<ins_eos>hi", "hi"), strict=True):
+            parts = [(s.tokens, s.codes) for s in row]
+            assert parts[:-1] == ([] if has_prefix else begin)
+            assert parts[-1][0] == tuple(tokenizer.encode(f"[S0]{last}").ids)
+    assert prompts.reference(Voice(instruction="calm")) == []
+
+
+@pytest.mark.parametrize("has_prefix", [False, True])
+@pytest.mark.parametrize("instruction", ["calm", "as calm as can be, and slow"])
+def test_rows_of_dual_guidance(tokenizer: Tokenizer, instruction: str, has_prefix: bool) -> None:
+    """The reference alone, the instruction alone, and neither; row 0 is the longest, and reads the text."""
+    voice = Voice(instruction=instruction, reference_text="ref", reference=CODES)
+    frontend = PromptFrontend(tokenizer, voice, has_prefix=has_prefix, is_dual=True)
+    frontend.push("hi")
+    segments = frontend.end()
+    assert segments[-1].row == 0
+    assert segments[-1].ends[-1] == 2
+    rows = [[token for s in segments if s.row == row for token in s.tokens] for row in (0, 1, 2)]
+    plain, instructed = (list(tokenizer.encode(f"[S0]{t}hi").ids) for t in ("", f"<ins_bos>{instruction}<ins_eos>"))
+    reference = [token for s in BreezePrompts(lambda: tokenizer).reference(voice) for token in s.tokens]
+    cloned = plain if has_prefix else reference + plain
+    assert rows[1] == plain
+    assert rows == [*sorted((cloned, instructed), key=len, reverse=True)[:1], plain, min(cloned, instructed, key=len)]
+
+
+def test_what_describes_a_voice_holds_no_control_tokens() -> None:
+    """Instructions and transcripts lose them as the text does; what is nothing else is nothing."""
+    voice = Voice(instruction=" <ins_eos>calm<bos> ", reference_text="r<|AUDIO|>ef", reference=CODES)
+    assert (voice.instruction, voice.reference_text) == ("calm", "ref")
+    assert template("hi", Voice(instruction="<ins_bos><eos>")) == (["[S0]hi"], None)
+    with pytest.raises(BadText):
+        Voice(reference_text="<bos>", reference=CODES)
 
 
 def test_reference_needs_both_halves() -> None:
