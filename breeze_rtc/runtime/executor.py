@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from breeze_rtc.clock import Clock, MonotonicClock
-from breeze_rtc.errors import BadSampling, UnknownVoice
+from breeze_rtc.errors import BadSampling, BadText, UnknownVoice
 from breeze_rtc.models.attention import Ragged
 from breeze_rtc.models.pointer import LOOK_AHEAD
 from breeze_rtc.models.presets import ModelConfig
@@ -89,7 +89,8 @@ class Executor:
         self._streams: dict[int, StreamState] = {}
         config = model.config
         codebooks = config.depth.codebooks
-        rows = max_streams if self.feed == "per_frame" else 2 * max_streams
+        # A stream alone may take three rows, in dual guidance.
+        rows = max_streams if self.feed == "per_frame" else max(3, 2 * max_streams)
         # On a CPU, steps that have graphs are run by ONNX Runtime, whose rows never depend on each other.
         self._sessions = StepSessions(model, model.graphs) if model.graphs and self.device.type == "cpu" else None
         self._row_counts = independent_row_counts(self.model)
@@ -114,7 +115,7 @@ class Executor:
             slots = max_streams + 1
             self.state = SlotState(
                 codes=torch.zeros(slots, codebooks, dtype=torch.int64, device=self.device),
-                hidden=weight.new_zeros(slots, 2, block.hidden),
+                hidden=weight.new_zeros(slots, 3, block.hidden),
                 ring=torch.zeros(slots, RING_FRAMES, codebooks, dtype=torch.int64, device=self.device),
                 seen=torch.zeros(slots, config.backbone.classes, dtype=torch.bool, device=self.device),
                 codec=model.codec.new_state(max_streams),
@@ -161,9 +162,9 @@ class Executor:
         if voice is not None and voice not in self.model.voices:
             raise UnknownVoice(voice, self.model.voices)
         chosen = sampling if isinstance(sampling, Sampling) else merged(self.model.sampling, sampling or {})
-        if chosen.cfg_scale != 1 and self.feed == "per_frame":
+        rows = chosen.rows
+        if rows > 1 and self.feed == "per_frame":
             raise BadSampling("cfg_scale", chosen.cfg_scale, "1: this model has no unguided form")
-        rows = 1 if chosen.cfg_scale == 1 else 2
         assert len(prefixes) <= rows, "a prefix for a row that the stream does not have"
         begins = [*prefixes, *[None] * (rows - len(prefixes))]
         for prefix in begins:
@@ -187,12 +188,24 @@ class Executor:
     def add_text(self, stream: int, segment: TextSegment) -> int:
         """Queue a segment of the stream's text and return the tokens that one TEXT row will have to encode.
 
-        Segments of the unguided row count 0: they are encoded along with the next row.
+        Segments of the other rows of guidance count 0: they are encoded along with the next of row 0.
+        Raises BadText for a prompt that is longer than the model reads.
         """
         s = self._streams[stream]
         assert not s.is_text_ended, "text after the end of the text"
         if segment.row >= len(s.tables):
             return 0
+        if segment.codes:
+            s.recording_row = segment.row
+        limit = self.model.config.max_positions
+        if limit is not None:
+            waiting = sum(len(other.tokens) for other in s.waiting if other.row == segment.row)
+            length = s.prompt(segment.row) + waiting + len(segment.tokens)
+            if length >= limit - 1:
+                raise BadText(
+                    f"the text takes {length} tokens, those of its voice included, and this model reads {limit - 2}: "
+                    "send a shorter text, or use a shorter recording"
+                )
         s.waiting.append(segment)
         if segment.row:
             return 0
@@ -439,7 +452,7 @@ class Executor:
             if self.feed == "per_frame":
                 has_ended = s.has_spoken_all
             else:
-                has_ended = limit is not None and s.prompt(0) + s.started >= limit - 1
+                has_ended = limit is not None and max(map(s.prompt, range(len(s.tables)))) + s.started >= limit - 1
             if has_ended:
                 results[row.stream] = RowResult(row.stream, ended=True)
             else:
@@ -454,8 +467,8 @@ class Executor:
             if chosen is not None:
                 self._choose_first(going, chosen, results)
                 return
-        # Guided rows, then the unguided rows of those that have one.
-        members = [(s, 0) for _, s in going] + [(s, 1) for _, s in going if len(s.tables) > 1]
+        # All first rows, then the second ones of those that have one, and so on.
+        members = [(s, row) for row in range(3) for _, s in going if row < len(s.tables)]
         bucket = max(step.bucket, len(members), self._least_rows)
         pads = bucket - len(members)
         slots = torch.tensor([s.slot for s, _ in members] + [self._dummy] * pads, device=self.device)

@@ -205,7 +205,7 @@ class FrameGraphs:
         """Code 0 of each stream's next frame, and whether its logits were finite: (streams or more, 2)."""
         starts = [[s.prompt(index) + s.started - 1 for index in range(len(s.tables))] for s in streams]
         columns = next((n for n in GRAPH_COLUMNS if n > max(map(max, starts))), 0)
-        guides = any(len(s.tables) > 1 for s in streams)
+        guides = max(len(s.tables) for s in streams) - 1
         bucket = self._rows(len(streams), guides)
         ints, floats, kind = self._batch(streams, [s.started for s in streams], bucket, depth=False)
         graph = self._graph(("backbone", bucket, guides, columns), kind, len(streams))
@@ -213,7 +213,7 @@ class FrameGraphs:
             return None
         # Rows of streams and pads, then their twins; a stream without one has a pad there.
         rows: list[KVRow | None] = []
-        for index in range(2 if guides else 1):
+        for index in range(1 + guides):
             rows += [
                 KVRow(s.tables[index], start[index], 1) if index < len(s.tables) else None
                 for s, start in zip(streams, starts, strict=True)
@@ -225,7 +225,7 @@ class FrameGraphs:
 
     def depth(self, streams: list[StreamState], frames: list[int]) -> Tensor | None:
         """The other codes of each stream's frame, into the slots: (streams or more,), finite where all logits were."""
-        guides = any(len(s.tables) > 1 for s in streams)
+        guides = max(len(s.tables) for s in streams) - 1
         bucket = self._rows(len(streams), guides)
         ints, floats, kind = self._batch(streams, frames, bucket, depth=True)
         graph = self._graph(("depth", bucket, guides), kind, len(streams))
@@ -271,9 +271,10 @@ class FrameGraphs:
         elif stage == "codec":
             shapes += [(stage, rows, frames) for rows in self._sound_rows for frames in GRAPH_FRAMES]
         else:
-            for guides in (False, True):
+            # Dual guidance is too rare to be worth a third of all graphs; it runs eagerly.
+            for guides in (0, 1):
                 for rows in self._frame_rows:
-                    if (2 if guides else 1) * rows > self._frame_rows[-1]:
+                    if (1 + guides) * rows > self._frame_rows[-1]:
                         continue
                     shapes += [("depth", rows, guides)] if stage == "depth" else []
                     shapes += [("backbone", rows, guides, n) for n in GRAPH_COLUMNS] if stage == "backbone" else []
@@ -335,7 +336,7 @@ class FrameGraphs:
     def _frame_step(self, stage: str, rows: int, *shape: int) -> tuple[Any, ...]:
         model, state = self._model, self._state
         depth = stage == "depth"
-        guides = bool(shape[0])
+        guides = shape[0]
         ints, floats, _ = self._batch([], [], rows, depth=depth)
         kind = Kind(
             draws=True,
@@ -348,7 +349,7 @@ class FrameGraphs:
         if depth:
             step = self._depth_step
             return lambda ints, floats: (depth_frame(model, state, Batch(ints, floats), kind, step),), ints, floats
-        twin_rows = 2 * rows if guides else rows
+        twin_rows = (1 + guides) * rows
         twins = torch.arange(twin_rows, device=self._device) // rows
 
         def frame(  # noqa: PLR0917 (a graph's inputs)
@@ -372,9 +373,9 @@ class FrameGraphs:
         rows += [pad_row(self._dummy)] * (bucket - len(rows))
         return batch_of(rows, self._classes(depth=depth), depth=depth)
 
-    def _rows(self, streams: int, guides: bool) -> int:
+    def _rows(self, streams: int, guides: int) -> int:
         """Rows of the smallest graph that so many streams fit; as many as there are where none does."""
-        most = self._frame_rows[-1] // (2 if guides else 1)
+        most = self._frame_rows[-1] // (1 + guides)
         return next((n for n in self._frame_rows if streams <= n <= most), streams)
 
     @staticmethod

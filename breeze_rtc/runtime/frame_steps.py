@@ -7,7 +7,7 @@ made of (`Kind`) is known on the host.  The state of all slots is updated in pla
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,25 +33,25 @@ class Kind:
     """The largest limit of a row; 0: no row has one that matters."""
     uses_top_p: bool
     penalises: bool
-    guides: bool
-    """Some row has an unguided twin."""
+    guides: int
+    """Backbone rows beside the first that some row has: 1 with guidance, 2 with dual guidance."""
 
 
 class Batch:
     """The rows of a step, pads included, as two small tensors, so that two copies carry them to the device."""
 
-    INTS, FLOATS = 5, 5
+    INTS, FLOATS = 5, 6
 
     def __init__(self, ints: Tensor, floats: Tensor) -> None:
-        """ints: (5, R) int64: slot, seed, frame, place in the ring, top-k.  floats: (5, R) float32: temperature, scale
-        of the noise, top-p, guidance, repetition penalty."""
+        """ints: (5, R) int64: slot, seed, frame, place in the ring, top-k.  floats: (6, R) float32: temperature, scale
+        of the noise, top-p, repetition penalty, and the guidance of rows 0 and 2."""
         self.ints = ints
         self.floats = floats
         self.slots, self.seeds, self.frames, self.places, top_k = ints.unbind()
-        temperature, noise_scale, top_p, scale, penalty = floats[:, :, None].unbind()
+        temperature, noise_scale, top_p, penalty, scale, other_scale = floats[:, :, None].unbind()
         self.temperature, self.noise_scale, self.top_p = temperature, noise_scale, top_p
         self.top_k = top_k[:, None]
-        self.scale, self.penalty = scale, penalty
+        self.penalty, self.scale, self.other_scale = penalty, scale, other_scale
 
     def sampling(self, kind: Kind) -> RowSampling:
         return RowSampling(
@@ -73,6 +73,8 @@ class BatchRow:
     seed: int
     frame: int
     sampling: Sampling
+    scales: tuple[float, float] = (1.0, 0.0)
+    """What its first backbone row, and its third in dual guidance, weigh against the second; (1, 0): no guidance."""
 
 
 def pad_row(dummy: int) -> BatchRow:
@@ -106,8 +108,8 @@ def batch_of(rows: list[BatchRow], columns: int, *, depth: bool) -> tuple[Tensor
             [temperature or 1.0 for temperature in temperatures],
             [float(temperature > 0) for temperature in temperatures],
             [row.sampling.top_p for row in rows],
-            [row.sampling.cfg_scale for row in rows],
             [row.sampling.repetition_penalty for row in rows],
+            *zip(*(row.scales for row in rows), strict=True),
         ]
     )
     kind = Kind(
@@ -115,7 +117,7 @@ def batch_of(rows: list[BatchRow], columns: int, *, depth: bool) -> tuple[Tensor
         max_top_k=max(drawn) if any(limit < columns for limit in drawn) else 0,
         uses_top_p=any(row.sampling.top_p < 1 for row in rows),
         penalises=not depth and any(row.sampling.repetition_penalty != 1 for row in rows),
-        guides=any(row.sampling.cfg_scale != 1 for row in rows),
+        guides=max((2 if other else int(scale != 1) for scale, other in (row.scales for row in rows)), default=0),
     )
     return ints, floats, kind
 
@@ -127,7 +129,7 @@ class SlotState:
     codes: Tensor
     """(slots, K) int64: codes of the frame in work or just made."""
     hidden: Tensor
-    """(slots, 2, hidden): hidden states of the frame in work, of the guided row and its unguided twin."""
+    """(slots, 3, hidden): hidden states of the frame in work, of each of a stream's backbone rows."""
     ring: Tensor
     """(slots, RING_FRAMES, K) int64: codes of frames not decoded yet."""
     seen: Tensor
@@ -139,9 +141,17 @@ class SlotState:
     """(1,) int64: 0."""
 
 
-def guided(logits: Tensor, unguided: Tensor, scale: Tensor) -> Tensor:
-    """Classifier-free guidance where a row has it; a scale of 1 would round, so rows without it are left alone."""
-    return torch.where(scale == 1, logits, combine(logits, unguided, scale))
+def guided(logits: Sequence[Tensor], batch: Batch) -> Tensor:
+    """The logits of a batch's backbone rows, (R, V) each, as one.
+
+    Classifier-free guidance where a stream has it: away from row 1, towards row 0 and, in dual guidance, row 2.  A
+    scale of 1 would round, so streams without it are left alone.
+    """
+    first, unguided, *others = logits
+    out = combine(first, unguided, batch.scale)
+    for other in others:
+        out = torch.addcmul(out, batch.other_scale, other - unguided)
+    return torch.where((batch.scale == 1) & (batch.other_scale == 0), first, out)
 
 
 def first_codes(model: SpeechModel, state: SlotState, batch: Batch, kind: Kind) -> tuple[Tensor, Tensor]:
@@ -149,7 +159,8 @@ def first_codes(model: SpeechModel, state: SlotState, batch: Batch, kind: Kind) 
     hidden = state.hidden[batch.slots]
     logits = model.backbone.head(hidden[:, 0])
     if kind.guides:
-        logits = guided(logits, model.backbone.head(hidden[:, 1]), batch.scale)
+        others = [model.backbone.head(hidden[:, row]) for row in range(1, 1 + kind.guides)]
+        logits = guided([logits, *others], batch)
     return choose_first(model, state, batch, kind, logits)
 
 
@@ -195,18 +206,20 @@ def depth_frame(
 
     def pick(codebook: int, logits: Tensor) -> Tensor:
         if kind.guides:
-            logits = guided(logits[:rows], logits[rows:], batch.scale)
+            logits = guided(torch.split(logits, rows), batch)
         largest.add_(logits.amax(-1))
         chosen = choose(model.silence_reserved(logits), None if noise is None else noise[:, codebook - 1], values)
-        return chosen.repeat(2) if kind.guides else chosen
+        return chosen.repeat(1 + kind.guides) if kind.guides else chosen
 
     def generate(hidden: Tensor, first: Tensor) -> Tensor:
         depth = model.depth
         return depth.generate(hidden, first, pick) if step is None else depth.generate_by(step, hidden, first, pick)
 
     if kind.guides:
-        # Guided rows and their unguided twins; rows without guidance are computed twice and read once.
-        codes = generate(hidden.transpose(0, 1).reshape(2 * rows, -1), first.repeat(2))[:rows]
+        # All first rows, then all second ones, and so on; streams without guidance are computed so often and read once.
+        beside = 1 + kind.guides
+        together = hidden[:, :beside].transpose(0, 1).reshape(beside * rows, -1)
+        codes = generate(together, first.repeat(beside))[:rows]
     else:
         codes = generate(hidden[:, 0], first)
     state.codes[batch.slots] = codes

@@ -21,10 +21,12 @@ class StreamState:
         self.slot = slot
         self.seed = seed
         self.sampling = sampling
-        # One KV cache per backbone row; with guidance there are two.
+        # One KV cache per backbone row; with guidance there are two, with dual guidance three.
         self.tables = tables
         # Positions that each row had before its first text: those of its voice.
         self.shared = [0 if table.prefix is None else table.prefix.positions for table in tables]
+        # The last row that a recording stands in, if any does.
+        self.recording_row = next((row for row, shared in enumerate(self.shared) if shared), -1)
         # Segments not encoded yet.
         self.waiting: list[TextSegment] = []
         # Characters spoken once token i of the text has been passed, for the tokens added so far (row 0 only).
@@ -59,7 +61,13 @@ class StreamState:
         return self.shared[row] + self.encoded[row]
 
     def batch_row(self, frame: int) -> BatchRow:
-        return BatchRow(self.slot, self.seed, frame, self.sampling)
+        return BatchRow(self.slot, self.seed, frame, self.sampling, self.scales)
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """What rows 0 and 2 weigh against row 1; row 0 has the instructions unless it is that of the recording."""
+        scales = self.sampling.cfg_scale, self.sampling.reference_scale
+        return scales[::-1] if len(self.tables) == 3 and self.recording_row == 0 else scales
 
     def add_vectors(self, row: int, vectors: Tensor) -> None:
         start = self.encoded[row]

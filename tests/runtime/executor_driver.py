@@ -70,7 +70,7 @@ class ExecutorDriver:
         if isinstance(text, str):
             frontend = self.model.frontend()
             text = frontend.push(text) + frontend.end()
-        self.streams[stream] = Utterance(slot, 2 if any(segment.row for segment in text) else 1, [], 0)
+        self.streams[stream] = Utterance(slot, len(self.executor._streams[stream].tables), [], 0)
         self.add_text(stream, text)
         if end:
             self.executor.end_text(stream)
