@@ -1,4 +1,4 @@
-"""`breeze-rtc demo · serve · call · console · say · trace · doctor`."""
+"""`breeze-rtc demo · serve · call · console · say · voice · trace · doctor`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 from rich.console import Console
@@ -24,8 +24,12 @@ from rich.table import Table
 
 from breeze_rtc.clock import MS, SECOND, MonotonicClock
 from breeze_rtc.errors import BadRequest, BadText, BadTrace, BreezeError
+from breeze_rtc.runtime import voice_folder
 from breeze_rtc.transport.ice import IceServers, parse_stun_turn_uri
 from breeze_rtc.transport.signaling import IceServer
+
+if TYPE_CHECKING:
+    from breeze_rtc.runtime.engine import Engine
 
 app = typer.Typer(
     add_completion=False,
@@ -33,6 +37,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Real-time voice agents with the text-to-speech engine inside.",
 )
+voice_app = typer.Typer(no_args_is_help=True, help="Clone voices, for models that can.")
+app.add_typer(voice_app, name="voice")
 trace_app = typer.Typer(no_args_is_help=True, help="Look at a run that was recorded with --trace.")
 app.add_typer(trace_app, name="trace")
 out = Console(soft_wrap=True, highlight=False)
@@ -45,6 +51,12 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")]
 Weights = Annotated[str, typer.Option(help="int8: the large layers in half the memory, a little less exact.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads the model may compute with.")]
 Voice = Annotated[str | None, typer.Option(help="A name the model knows; its first voice by default.")]
+Voices = Annotated[
+    Path | None, typer.Option(help="The folder of cloned voices.  [default: breeze_rtc/voices in the user's data]")
+]
+NewVoices = Annotated[
+    bool, typer.Option("--accept-voices", help="Whoever reaches the server may add and delete cloned voices.")
+]
 Host = Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
 LlmUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint, such as http://127.0.0.1:8080/v1.")]
@@ -109,6 +121,7 @@ def demo(
     threads: Threads = 1,
     weights: Weights = "",
     voice: Voice = None,
+    voices: Voices = None,
     llm_base_url: LlmUrl = None,
     llm_model: LlmModel = None,
     llm_api_key_env: LlmKey = "OPENAI_API_KEY",
@@ -124,6 +137,7 @@ def demo(
     """Talk to an agent in the browser: no key, no download."""
     _serve(
         **{name: value for name, value in locals().items() if name != "open_browser"},
+        accept_voices=False,
         max_calls=8,
         max_calls_per_address=None,
         record=None,
@@ -159,6 +173,8 @@ def serve(
     threads: Threads = 1,
     weights: Weights = "",
     voice: Voice = None,
+    voices: Voices = None,
+    accept_voices: NewVoices = False,
     llm_base_url: LlmUrl = None,
     llm_model: LlmModel = None,
     llm_api_key_env: LlmKey = "OPENAI_API_KEY",
@@ -231,6 +247,7 @@ def call(
     device: Device = "cpu",
     threads: Threads = 1,
     voice: Voice = None,
+    voices: Voices = None,
     llm_base_url: LlmUrl = None,
     llm_model: LlmModel = None,
     llm_api_key_env: LlmKey = "OPENAI_API_KEY",
@@ -255,6 +272,7 @@ def call(
         dial=_Dial(carrier, to, caller or "", carrier_url),
         sip=sip if carrier == "sip" else None,
         sip_allow=None,
+        accept_voices=False,
         max_calls=2,  # The other one so that a number that is called back is not simply dead.
         max_calls_per_address=None,
         record=None,
@@ -280,6 +298,8 @@ def _serve(
     threads: int,
     weights: str,
     voice: str | None,
+    voices: Path | None,
+    accept_voices: bool,
     llm_base_url: str | None,
     llm_model: str | None,
     llm_api_key_env: str,
@@ -389,6 +409,8 @@ def _serve(
                 device=device,
                 threads=threads,
                 weights=weights,
+                voices=voices or voice_folder.default_folder(),
+                accepts_voices=accept_voices,
                 trace=trace,
                 listens=listen,
                 recogniser=lambda: transcription.recogniser(recogniser, model=recogniser_model, language=language),
@@ -493,6 +515,7 @@ def console(
     device: Device = "cpu",
     threads: Threads = 1,
     voice: Voice = None,
+    voices: Voices = None,
     llm_base_url: LlmUrl = None,
     llm_model: LlmModel = None,
     llm_api_key_env: LlmKey = "OPENAI_API_KEY",
@@ -518,6 +541,7 @@ def console(
         model=model,
         device=device,
         threads=threads,
+        voices=voices or voice_folder.default_folder(),
         recogniser=lambda: transcription.recogniser(recogniser, model=recogniser_model, language=language),
     )
 
@@ -531,6 +555,8 @@ def say(
     device: Device = "cpu",
     threads: Threads = 1,
     voice: Voice = None,
+    voices: Voices = None,
+    instruction: Annotated[str, typer.Option(help="How to speak, in words; of models that read it.")] = "",
     seed: Annotated[int | None, typer.Option(help="The same seed and text give the same sound.")] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -544,26 +570,31 @@ def say(
         raise BadRequest(f"there is no folder {output.parent}; make it, or choose another with -o")
     if output.is_dir():
         raise BadRequest(f"{output} is a folder; name a file with -o")
-    asyncio.run(_say(text, output, model=model, device=device, threads=threads, voice=voice, seed=seed))
+    from breeze_rtc.runtime.engine import Engine
+
+    folder = voices or voice_folder.default_folder()
+    # One file has no deadlines to keep, so nobody need know what this machine can do.
+    engine = Engine(model, device=device, threads=threads, voices=folder, measures=False)
+    asyncio.run(_say(engine, text, output, voice=voice, instruction=instruction, seed=seed))
 
 
 async def _say(
-    text: str, output: Path, *, model: str, device: str, threads: int, voice: str | None, seed: int | None
+    engine: Engine, text: str, output: Path, *, voice: str | None, instruction: str, seed: int | None
 ) -> None:
-    from breeze_rtc.runtime.engine import Engine
     from breeze_rtc.scheduling.stream import Priority
 
     clock = MonotonicClock()
     with _progress() as progress:
         loading = progress.add_task("Loading the voice", total=None)
-        # One file has no deadlines to keep, so nobody need know what this machine can do.
-        async with Engine(model, device=device, threads=threads, measures=False) as engine:
+        async with engine:
             progress.remove_task(loading)
             speaking = progress.add_task("Speaking", total=len(text))
             began_at = clock.now()
             first_at: int | None = None
             pcm = bytearray()
-            speech = engine.speak(voice=voice, seed=seed, priority=Priority.BATCH, interactive=False)
+            speech = engine.speak(
+                voice=voice, instruction=instruction, seed=seed, priority=Priority.BATCH, interactive=False
+            )
             speech.push(text)
             speech.end()
             async for chunk in speech:
@@ -589,6 +620,57 @@ async def _say(
         f"(real-time factor {took_s / seconds:.2f}), first sound after {(first_at - began_at) / 1e6:.0f} ms",
         markup=False,
     )
+
+
+@voice_app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="What the voice shall be called: a-z, 0-9, - and _.")],
+    recording: Annotated[Path, typer.Argument(help="1 to 30 s of one voice: WAV, FLAC, Ogg, MP3.")],
+    *,
+    transcript: Annotated[str, typer.Option(help="The words that are said in it, exactly.")],
+    model: Model = "breeze-tts-2",
+    device: Device = "cpu",
+    threads: Threads = 1,
+    voices: Voices = None,
+) -> None:
+    """Clone the voice of a recording, in place of one of that name.
+
+    A server that uses the folder has it at once.
+    """
+    from breeze_rtc.runtime.engine import Engine
+
+    folder = voices or voice_folder.default_folder()
+    voice_folder.check(name, transcript)
+    try:
+        data = recording.read_bytes()
+    except OSError as error:
+        raise BadRequest(f"cannot read {recording}: {error.strerror}") from error
+
+    async def make() -> None:
+        with _progress() as progress:
+            progress.add_task("Making the voice", total=None)
+            async with Engine(model, device=device, threads=threads, voices=folder, measures=False) as engine:
+                await engine.add_voice(name, data, transcript)
+
+    asyncio.run(make())
+    out.print(f"{folder / name}: speak with it by --voice {name}", markup=False)
+
+
+@voice_app.command("list")
+def list_voices(*, voices: Voices = None) -> None:
+    """The cloned voices."""
+    folder = voices or voice_folder.default_folder()
+    found = voice_folder.names(folder)
+    for name in found:
+        out.print(name, markup=False)
+    if not found:
+        err.print(f"no cloned voice in {folder}; make one: breeze-rtc voice add NAME recording.wav", markup=False)
+
+
+@voice_app.command()
+def remove(name: Annotated[str, typer.Argument()], *, voices: Voices = None) -> None:
+    """Delete a cloned voice."""
+    voice_folder.remove(voices or voice_folder.default_folder(), name)
 
 
 @trace_app.command()

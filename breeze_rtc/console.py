@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
 import numpy as np
@@ -345,15 +346,15 @@ def run(
     model: str = "nano",
     device: str = "cpu",
     threads: int = 1,
+    voices: Path | None = None,
     recogniser: Callable[[], Any] | None = None,
 ) -> None:
     """Talk to an agent in this terminal.  text: by typing alone, without a sound card."""
-    asyncio.run(_run(callbacks, text=text, model=model, device=device, threads=threads, recogniser=recogniser))
+    engine = Engine(model, device=device, threads=threads, voices=voices, measures=False)
+    asyncio.run(_run(callbacks, engine, text=text, recogniser=recogniser))
 
 
-async def _run(
-    callbacks: Callbacks, *, text: bool, model: str, device: str, threads: int, recogniser: Callable[[], Any] | None
-) -> None:
+async def _run(callbacks: Callbacks, engine: Engine, *, text: bool, recogniser: Callable[[], Any] | None) -> None:
     from breeze_rtc.agent.listen import Listener
 
     is_piped = not sys.stdin.isatty()
@@ -368,7 +369,7 @@ async def _run(
                 stack.push_async_callback(ears.close)
             except MissingExtra as error:
                 print(f"{error}; until then, type.")
-        engine = await stack.enter_async_context(Engine(model, device=device, threads=threads, measures=False))
+        await stack.enter_async_context(engine)
         if not is_piped:
             print(
                 "Talk, or type and press Enter; Ctrl-D ends the call." if card else "Type and press Enter; Ctrl-D ends."

@@ -10,6 +10,7 @@ import wave
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from breeze_rtc import cli
@@ -43,7 +44,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 def test_help_names_the_commands(run) -> None:
     """Without arguments the commands are listed."""
     _, out, err = run("--help")
-    assert all(name in out + err for name in ("demo", "serve", "say", "trace", "doctor"))
+    assert all(name in out + err for name in ("demo", "serve", "say", "voice", "trace", "doctor"))
 
 
 def test_say_writes_a_wav(run, tmp_path: Path) -> None:
@@ -57,9 +58,44 @@ def test_say_writes_a_wav(run, tmp_path: Path) -> None:
         assert file.getnframes() > 0
 
 
+def test_a_voice_is_made_listed_spoken_with_and_deleted(run, tmp_path: Path) -> None:
+    """From a recording to speech in its voice, each command in a process of its own kind."""
+    samples = np.random.default_rng(1).normal(0, 0.1, 30_000)
+    with wave.open(str(tmp_path / "anna.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(24_000)
+        file.writeframes((samples * 32_767).astype("<i2").tobytes())
+    at = ("--voices", str(tmp_path / "voices"))
+    code, _, err = run("voice", "list", *at)
+    assert (code, "no cloned voice" in err) == (0, True)
+    code, out, err = run(
+        "voice", "add", "anna", str(tmp_path / "anna.wav"), "--transcript", "It is me.", "--model", "tiny", *at
+    )
+    assert (code, "--voice anna" in out) == (0, True), err
+    assert run("voice", "list", *at)[1].split() == ["anna"]
+    said = {}
+    for name in ("default", "anna"):
+        path = tmp_path / f"{name}.said.wav"
+        how = ("--voice", name, "--instruction", "Slowly.", "--model", "tiny", "--seed", "1", *at)
+        code, _, err = run("say", "Hi.", *how, "-o", str(path))
+        assert code == 0, err
+        said[name] = path.read_bytes()
+    assert said["anna"] != said["default"]
+    assert run("voice", "remove", "anna", *at)[0] == 0
+    code, _, err = run("voice", "remove", "anna", *at)
+    assert (code, "no voice is called 'anna'" in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
+        (("voice", "add", "A!", "x.wav", "--transcript", "x"), "no name for a voice"),
+        (("voice", "add", "a", "x.wav", "--transcript", " "), "needs the words"),
+        (("voice", "add", "a", "/no/such.wav", "--transcript", "x"), "cannot read /no/such.wav"),
+        (("voice", "add", "a", __file__, "--transcript", "x", "--model", "tiny"), "cannot be read as sound"),
+        (("voice", "add", "a", __file__, "--transcript", "x", "--model", "nano"), "nano cannot clone"),
+        (("say", "hi", "--instruction", "Slowly."), "follows no instructions"),
         (("say", ""), "the text is empty"),
         (("say", " \n"), "the text is empty"),
         (("say", "hi", "-o", "/no/such/folder/x.wav"), "there is no folder"),

@@ -29,6 +29,7 @@ from breeze_rtc.errors import BadRequest, Overloaded
 from breeze_rtc.media.opus import SpeechEncoder
 from breeze_rtc.playback import PlaybackReport, SpeechPacket, TextMark
 from breeze_rtc.runtime.messages import (
+    AddVoice,
     Cancel,
     Chunk,
     EndText,
@@ -40,6 +41,7 @@ from breeze_rtc.runtime.messages import (
     Stats,
     Taken,
     Text,
+    VoiceAdded,
 )
 from breeze_rtc.scheduling.costs import ONE
 from breeze_rtc.scheduling.step import (
@@ -59,6 +61,7 @@ from breeze_rtc.scheduling.stream import Feed, Priority
 if TYPE_CHECKING:
     from breeze_rtc.models.speech_model import TextFrontend
     from breeze_rtc.runtime.executor import Executor
+    from breeze_rtc.runtime.kv_cache import Prefix
     from breeze_rtc.runtime.sentence_executor import Ensemble
     from breeze_rtc.runtime.sounding import Sounding
     from breeze_rtc.scheduling.scheduler import Scheduler
@@ -66,6 +69,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATS_EVERY_NS = 100 * MS
+ADDING_EVERY_NS = 20 * MS
+"""How often a driver with nothing else to do looks whether a new voice is ready."""
 TEXT_SLICE_CHARS = 256
 """Text given to the front end between two steps: a book pushed at once delays nobody else's next step by more than
 this."""
@@ -94,6 +99,31 @@ class _Sound:
     pcm: NDArray[np.int16]
     packets: tuple[SpeechPacket, ...]
     marks: tuple[TextMark, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """What a stream needs of its voice."""
+
+    frontend: TextFrontend
+    prefixes: tuple[Prefix | None, ...] = ()
+    """What each backbone row begins with that is computed already."""
+    voice: str | None = None
+    """Of a voice that speaks beside the model (`Ensemble`), its name."""
+
+
+class NewVoices(Protocol):
+    """Makes voices of recordings."""
+
+    @property
+    def is_adding(self) -> bool:
+        """`added` will have something to say."""
+
+    def add(self, message: AddVoice) -> None:
+        """Begin; never waits."""
+
+    def added(self) -> list[VoiceAdded]:
+        """What is done by now."""
 
 
 class _Utterance:
@@ -145,16 +175,19 @@ class Driver:
         clock: Clock,
         scheduler: Scheduler,
         executor: Executor | Ensemble,
-        frontend: Callable[[str], TextFrontend],
+        speaker: Callable[[Open], Speaker],
         max_frames: int,
-        rows: Callable[[dict[str, float]], int] = lambda _sampling: 1,
+        rows: Callable[[Open], int] = lambda _message: 1,
+        voices: NewVoices | None = None,
     ) -> None:
-        """`frontend(voice)` makes a stream's text front end; `rows(sampling)` says how many backbone rows it takes."""
+        """`speaker` makes ready what a stream needs of its voice; `rows` says how many backbone rows it takes.  voices:
+        takes recordings; None: nobody does."""
         self._line = line
         self._clock = clock
         self._scheduler = scheduler
         self._executor = executor
-        self._frontend = frontend
+        self._speaker = speaker
+        self._voices = voices
         self._max_frames = max_frames
         self._rows = rows
         self._max_unread = MAX_UNREAD_S * executor.sample_rate
@@ -205,11 +238,17 @@ class Driver:
             self._collect_first()
         if self._stats_at is not None and now >= self._stats_at:
             self._snapshot(now)
+        if self._voices is not None and self._voices.is_adding:
+            for message in self._voices.added():
+                self._line.send(message)
         return has_fed or step is not None or bool(self._with_text) or bool(self._soundings)
 
     def idle_ns(self) -> int | None:
         """How long there will be nothing to do unless somebody says something."""
         times = [at for at in (self._scheduler.wake_at(), self._stats_at) if at is not None]
+        if self._voices is not None and self._voices.is_adding:
+            # Another thread is at it, which cannot end a wait for messages.
+            times.append(self._clock.now() + ADDING_EVERY_NS)
         return max(0, min(times) - self._clock.now()) if times else None
 
     def hear(self, message: Message) -> None:
@@ -217,6 +256,10 @@ class Driver:
         if isinstance(message, Open):
             self._open(message)
             self._deliver()
+            return
+        if isinstance(message, AddVoice):
+            assert self._voices is not None, "whoever asks has looked"
+            self._voices.add(message)
             return
         stream = message.report.stream if isinstance(message, Report) else getattr(message, "stream", None)
         utterance = self._utterances.get(stream) if stream is not None else None
@@ -252,7 +295,7 @@ class Driver:
                 self._clock.now(),
                 feed=Feed(self._executor.feed),
                 priority=Priority(message.priority),
-                rows=self._rows(message.sampling),
+                rows=self._rows(message),
                 max_frames=self._max_frames,
                 interactive=message.interactive,
             )
@@ -273,8 +316,16 @@ class Driver:
         utterance = self._utterances[stream]
         message = utterance.message
         try:
-            utterance.frontend = self._frontend(message.voice)
-            self._executor.open(stream, slot, seed=message.seed, sampling=message.sampling, voice=message.voice)
+            speaker = self._speaker(message)
+            self._executor.open(
+                stream,
+                slot,
+                seed=message.seed,
+                sampling=message.sampling,
+                voice=speaker.voice,
+                prefixes=speaker.prefixes,
+            )
+            utterance.frontend = speaker.frontend
         except Exception as error:
             self._fail(stream, Stage.TEXT, error)
             return

@@ -31,10 +31,12 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from breeze_rtc.errors import (
+    BadRecording,
     BadRequest,
     BadSampling,
     BadText,
     BreezeError,
+    CannotKeep,
     CheckpointError,
     EngineClosed,
     Overloaded,
@@ -44,7 +46,9 @@ from breeze_rtc.errors import (
 )
 from breeze_rtc.media.opus import PACKET_MS
 from breeze_rtc.playback import PlaybackReport, SpeechPacket, TextMark
+from breeze_rtc.runtime import voice_folder
 from breeze_rtc.runtime.messages import (
+    AddVoice,
     Cancel,
     Chunk,
     EndText,
@@ -62,6 +66,7 @@ from breeze_rtc.runtime.messages import (
     Stats,
     Taken,
     Text,
+    VoiceAdded,
     encode,
 )
 from breeze_rtc.runtime.sentences import piece_end
@@ -72,6 +77,9 @@ log = logging.getLogger(__name__)
 
 MAX_TEXT_CHARS = 20_000
 """Text of one stream: about twenty minutes of speech."""
+MAX_INSTRUCTION_CHARS = 1_000
+MAX_RECORDING_BYTES = 20 << 20
+"""Of a sound file that a voice is cloned from."""
 RESTART_PAUSES_S = (0.1, 0.5, 2.0, 5.0, 15.0)
 """Pauses before each attempt to start a dead engine again; after the last one it stays down."""
 STEADY_S = 60.0
@@ -440,6 +448,7 @@ class Engine:
         threads: int = 1,
         process: bool = True,
         max_streams: int = 16,
+        voices: Path | None = None,
         trace: Path | None = None,
         policy: Policy | None = None,
         measures: bool = True,
@@ -451,7 +460,8 @@ class Engine:
         """Nothing is loaded until `start`.
 
         model: a preset's name, a checkpoint's folder or its Hugging Face id.  weights: "int8" keeps the large layers in
-        half the memory.  threads: torch's.  trace: a file for the scheduler's inputs;
+        half the memory.  threads: torch's.  voices: the folder of the cloned voices, which need not be there yet; None:
+        no cloned voices.  trace: a file for the scheduler's inputs;
         an engine that is started again writes to a file of its own beside it, numbered.  policy: the scheduler's rules,
         to measure what each is worth.  measures: the first start on a machine takes some seconds to find out how
         long its steps take, and keeps that in the user's cache folder; False: the scheduler learns it from the first
@@ -471,6 +481,7 @@ class Engine:
         self._threads = threads
         self._process = process
         self._max_streams = max_streams
+        self._voices = voices.absolute() if voices is not None else None
         self._trace = trace
         self._policy = policy or Policy()
         self._measures = measures
@@ -480,6 +491,8 @@ class Engine:
         self._inboxes: dict[int, _Inbox] = {}
         self._in_sentences: weakref.WeakValueDictionary[int, SentenceSpeech] = weakref.WeakValueDictionary()
         self._last_stream = 0
+        # Recordings that the engine makes a voice of.
+        self._new_voices: dict[int, asyncio.Future[None]] = {}
         # Set while an engine is running and ready.
         self._link: _Link | None = None
         self._peer: _Process | _Thread | None = None
@@ -542,8 +555,10 @@ class Engine:
 
     @property
     def voices(self) -> tuple[str, ...]:
-        """Names for `speak`, the default first."""
-        return self._known.voices
+        """Names for `speak`: the model's own, the default first, then the cloned ones."""
+        known = self._known
+        cloned = voice_folder.names(self._voices) if self._voices is not None and known.clones else ()
+        return known.voices + tuple(name for name in cloned if name not in known.voices)
 
     @property
     def licence_note(self) -> str:
@@ -575,6 +590,7 @@ class Engine:
         self,
         *,
         voice: str | None = None,
+        instruction: str = "",
         seed: int | None = None,
         sampling: Mapping[str, float] | None = None,
         priority: Priority = Priority.LIVE,
@@ -582,16 +598,20 @@ class Engine:
     ) -> Speech | SentenceSpeech:
         """Begin a stream.
 
-        voice: one of `voices`, the first by default.  seed: the same seed and text give the same samples; random by
+        voice: one of `voices`, the first by default.  instruction: in words, who speaks or how; of models that read
+        one, others fail the stream with BadRequest.  seed: the same seed and text give the same samples; random by
         default.  sampling: any of `SAMPLING_RANGES`, the model's own values by default.  interactive: somebody may
         interrupt, so it is not generated far ahead of the ear.
-        Raises UnknownVoice, BadSampling, and EngineClosed while no engine is running.
+        Raises UnknownVoice, BadText for the instruction, BadSampling, and EngineClosed while no engine is running.
         """
         if self._link is None:
             raise EngineClosed(self._why_down)
-        voice = self.voices[0] if voice is None else voice
-        if voice not in self.voices:
+        voice = self._known.voices[0] if voice is None else voice
+        if voice not in self._known.voices and voice not in self.voices:
             raise UnknownVoice(str(voice), self.voices)
+        _check_text(instruction, 0, has_ended=False)
+        if len(instruction) > MAX_INSTRUCTION_CHARS:
+            raise BadText(f"an instruction of {len(instruction)} characters; {MAX_INSTRUCTION_CHARS} are read")
         seed = secrets.randbits(63) if seed is None else seed
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63:
             raise BadSampling("seed", seed, "an integer from 0 to 2**63 - 1")
@@ -601,12 +621,13 @@ class Engine:
             voice_, seed_ = voice, seed
 
             def begin(stream: int, piece: int) -> Speech:
-                return self._begin(Open(stream, voice_, (seed_ + piece) % (1 << 63), checked, asked, interactive))
+                seed = (seed_ + piece) % (1 << 63)
+                return self._begin(Open(stream, voice_, seed, checked, asked, interactive, instruction))
 
             speech = SentenceSpeech(self, stream, begin)
             self._in_sentences[stream] = speech
             return speech
-        return self._begin(Open(stream, voice, seed, checked, asked, interactive))
+        return self._begin(Open(stream, voice, seed, checked, asked, interactive, instruction))
 
     def _next_stream(self) -> int:
         self._last_stream += 1
@@ -618,6 +639,35 @@ class Engine:
         inbox = self._inboxes[message.stream] = _Inbox()
         self._say(message)
         return Speech(self, message.stream, inbox)
+
+    async def add_voice(self, name: str, recording: bytes, transcript: str) -> None:
+        """Clone a voice, in place of one of that name; when this returns it can be spoken with.
+
+        recording: a sound file of 1 to 30 s in which one voice says `transcript`.  It is encoded beside what is spoken.
+        Raises BadRequest, BadRecording, BadText, CannotKeep, and EngineClosed while no engine is running.
+        """
+        if self._voices is None:
+            raise BadRequest("this engine has no folder for voices; give it one: Engine(voices=...)")
+        if self._link is None:
+            raise EngineClosed(self._why_down)
+        if not self._known.clones:
+            raise BadRequest(f"the model {self.model_name} cannot clone a voice")
+        voice_folder.check(name, transcript, self._known.voices)
+        if len(recording) > MAX_RECORDING_BYTES:
+            raise BadRecording(f"the recording has more than {MAX_RECORDING_BYTES >> 20} MB")
+        request = self._next_stream()
+        made = self._new_voices[request] = asyncio.get_running_loop().create_future()
+        self._say(AddVoice(request, name, transcript, recording))
+        try:
+            await made
+        finally:
+            self._new_voices.pop(request, None)
+
+    def remove_voice(self, name: str) -> None:
+        """Delete a cloned voice; streams that have begun go on.  Raises BadRequest, UnknownVoice, CannotKeep."""
+        if self._voices is None or name in self._known.voices:
+            raise BadRequest(f"{name!r} is no cloned voice")
+        voice_folder.remove(self._voices, name)
 
     def report(self, report: PlaybackReport) -> None:
         """Where a listener is.  Of no use, and dropped, once the whole stream has been made."""
@@ -651,6 +701,7 @@ class Engine:
                     self._policy.state(),
                     self._measures,
                     self._weights,
+                    str(self._voices or ""),
                 )
             )
             self._facts = await link.ready
@@ -711,6 +762,9 @@ class Engine:
         inboxes, self._inboxes = self._inboxes, {}
         for inbox in inboxes.values():
             inbox.finish(EngineClosed(why))
+        for made in self._new_voices.values():
+            if not made.done():
+                made.set_exception(EngineClosed(why))
 
     # ---- messages ----------------------------------------------------------------------------------------------------
 
@@ -742,6 +796,14 @@ class Engine:
                 self._end(stream, None)
             case Failed(stream):
                 self._end(stream, _stream_error(message))
+            case VoiceAdded(request):
+                made = self._new_voices.get(request)
+                # None: nobody waits for it any more.
+                if made is not None and not made.done():
+                    if message.error:
+                        made.set_exception(_voice_error(message))
+                    else:
+                        made.set_result(None)
             case Stats(values):
                 self.stats = values
             case Loading(what, share):
@@ -766,6 +828,7 @@ SAMPLING_RANGES: dict[str, tuple[float, float]] = {
     "top_p": (1e-6, 1),
     "repetition_penalty": (1, 10),
     "cfg_scale": (1e-6, 100),
+    "reference_scale": (0, 100),
 }
 """Sampling values `speak` takes, and their ranges, ends included.  What they mean: `models.sampling.Sampling`, which
 this side does not import because it brings torch along."""
@@ -788,6 +851,15 @@ def checked_sampling(sampling: Mapping[str, float]) -> dict[str, float]:
 def _start_error(message: StartFailed) -> BreezeError:
     known: dict[str, type[BreezeError]] = {"CheckpointError": CheckpointError, "BadRequest": BadRequest}
     return known.get(message.error, EngineClosed)(message.detail)
+
+
+def _voice_error(message: VoiceAdded) -> BreezeError:
+    known: dict[str, type[BreezeError]] = {
+        error.__name__: error for error in (BadRequest, BadText, BadRecording, CheckpointError)
+    }
+    if message.error == "CannotKeep":
+        return CannotKeep(message.detail)
+    return known.get(message.error, BreezeError)(message.detail)
 
 
 def _stream_error(message: Failed) -> BreezeError:

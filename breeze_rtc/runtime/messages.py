@@ -42,6 +42,8 @@ class Start:
     """Know how long this machine's steps take, or find out now: see `step_times`.  False: learn it while serving."""
     weights: str = ""
     """`int8`: the large layers in half the memory, see `models.quantised`; empty: as they are stored."""
+    voices: str = ""
+    """The folder of the cloned voices; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class Ready:
     """How the model takes text: see `scheduling.stream.Feed`."""
     summary: str = ""
     """What was loaded, where, and what it holds there, as a sentence."""
+    clones: bool = False
+    """It can make a voice of a recording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,29 @@ class Open:
     sampling: dict[str, float]
     priority: int
     interactive: bool
+    instruction: str = ""
+    """How to speak, in words; empty: as the voice does."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddVoice:
+    """Make a voice of a recording and keep it in the folder of voices."""
+
+    request: int
+    name: str
+    transcript: str
+    recording: bytes
+    """A sound file."""
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceAdded:
+    """What became of an `AddVoice`."""
+
+    request: int
+    error: str = ""
+    """Name of the error's class; empty when the voice can be spoken with."""
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +209,8 @@ Message = (
     | Ready
     | StartFailed
     | Open
+    | AddVoice
+    | VoiceAdded
     | Text
     | EndText
     | Cancel
@@ -256,6 +285,9 @@ def _to_plain(message: Message) -> tuple[dict[str, Any], bytes]:
                 "marks": [(mark.samples, mark.chars) for mark in marks],
             }
             payload = b"".join((pcm, *(packet.payload for packet in packets)))
+        case AddVoice(request, name, transcript, recording):
+            header = {"request": request, "name": name, "transcript": transcript}
+            payload = recording
         case Report(report):
             header = {name: getattr(report, name) for name in PlaybackReport.__slots__}
             payload = b""
@@ -281,6 +313,10 @@ def _ready(header: dict[str, Any], _payload: bytes) -> Ready:
     return Ready(**{**header, "voices": tuple(header["voices"])})
 
 
+def _add_voice(header: dict[str, Any], payload: bytes) -> AddVoice:
+    return AddVoice(**header, recording=payload)
+
+
 def _report(header: dict[str, Any], _payload: bytes) -> Report:
     return Report(PlaybackReport(**header))
 
@@ -291,5 +327,8 @@ def _plain(kind: type[Message]) -> Callable[[dict[str, Any], bytes], Message]:
 
 _FROM_PLAIN: dict[str, Callable[[dict[str, Any], bytes], Message]] = {
     kind.__name__: _plain(kind)
-    for kind in (Start, Loading, Measuring, StartFailed, Open, Text, EndText, Cancel, Taken, Finished, Failed, Stats)
-} | {"Chunk": _chunk, "Ready": _ready, "Report": _report}
+    for kind in (
+        *(Start, Loading, Measuring, StartFailed, Open, VoiceAdded, Text),
+        *(EndText, Cancel, Taken, Finished, Failed, Stats),
+    )
+} | {"Chunk": _chunk, "Ready": _ready, "Report": _report, "AddVoice": _add_voice}

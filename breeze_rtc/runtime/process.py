@@ -24,8 +24,18 @@ from typing import TYPE_CHECKING, TextIO
 
 from breeze_rtc.clock import MS, MonotonicClock
 from breeze_rtc.errors import BadRequest, BreezeError, PeerError
-from breeze_rtc.runtime.driver import Driver, Hangup, Line
-from breeze_rtc.runtime.messages import Loading, Measuring, Message, MessageReader, Ready, Start, StartFailed, encode
+from breeze_rtc.runtime.driver import Driver, Hangup, Line, Speaker
+from breeze_rtc.runtime.messages import (
+    Loading,
+    Measuring,
+    Message,
+    MessageReader,
+    Open,
+    Ready,
+    Start,
+    StartFailed,
+    encode,
+)
 from breeze_rtc.scheduling.slots import pages_for
 
 if TYPE_CHECKING:
@@ -41,6 +51,12 @@ MAX_SPEECH_S = 1800
 MAX_SPEECH_FULL_ATTENTION_S = 60
 """The same for a model that looks back at all of its speech, so that every second of it costs memory, which is promised
 to a stream when it opens."""
+
+
+VOICES_BYTES = 1 << 30
+"""Memory for the keys and values of cloned voices: about 60 of ten seconds, of Breeze TTS 2.  Those used last stay."""
+VOICES, VOICE_POSITIONS = 64, 512
+"""No more than so many voices of such a length, where a position takes less."""
 
 
 class SocketLine:
@@ -163,8 +179,9 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
 
     from breeze_rtc.models.quantised import check_kind
     from breeze_rtc.models.speech_model import SpeechModel
-    from breeze_rtc.runtime.executor import Executor, kept_positions, merged
+    from breeze_rtc.runtime.executor import Executor, kept_positions
     from breeze_rtc.runtime.sentence_executor import Ensemble, sentence_voices
+    from breeze_rtc.runtime.voice_store import VoiceStore
     from breeze_rtc.scheduling.costs import CostTable
     from breeze_rtc.scheduling.policy import Policy
     from breeze_rtc.scheduling.scheduler import PROMPT_TOKENS, Scheduler
@@ -192,9 +209,17 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
     positions = kept_positions(model.config, PAGE_TOKENS) or max_frames + PROMPT_TOKENS
     kv_pages = start.max_streams * pages_for(positions, PAGE_TOKENS, 1)
     executor = Executor(
-        model, max_streams=start.max_streams, kv_pages=kv_pages, page_tokens=PAGE_TOKENS, device=start.device
+        model,
+        max_streams=start.max_streams,
+        kv_pages=kv_pages,
+        page_tokens=PAGE_TOKENS,
+        prefix_pages=_prefix_pages(model) if start.voices and model.clones else 0,
+        device=start.device,
     )
     beside = sentence_voices(model)
+    voices = VoiceStore(model, executor, Path(start.voices) if start.voices else None)
+    resources.callback(voices.close)
+    voices.warm()
     clock = MonotonicClock()
     costs = CostTable()
     if start.measures:
@@ -224,14 +249,23 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
         policy=Policy.from_state(start.policy) if start.policy else Policy(),
         trace=trace,
     )
+
+    def speaker(message: Open) -> Speaker:
+        if message.voice not in beside:
+            return voices.speaker(message)
+        if message.instruction:
+            raise BadRequest(f"the voice {message.voice} follows no instructions: leave them out")
+        return Speaker(beside[message.voice][1](), voice=message.voice)
+
     driver = Driver(
         line=line,
         clock=clock,
         scheduler=scheduler,
         executor=Ensemble(executor, {name: other for name, (other, _) in beside.items()}) if beside else executor,
-        frontend=lambda voice: beside[voice][1]() if voice in beside else model.frontend(voice),
+        speaker=speaker,
         max_frames=max_frames,
-        rows=lambda sampling: 1 if merged(model.sampling, sampling).cfg_scale == 1 else 2,
+        rows=voices.rows,
+        voices=voices,
     )
     ready = Ready(
         start.model,
@@ -241,6 +275,7 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
         model.licence_note,
         executor.feed,
         summary(start.model, model, executor),
+        model.clones,
     )
     return driver, ready
 
@@ -297,6 +332,14 @@ def freeze_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def _prefix_pages(model: SpeechModel) -> int:
+    """Pages for what cloned voices have said before their streams begin."""
+    block = model.config.backbone.block
+    position = model.config.backbone.layers * 2 * block.kv_heads * block.head_dim
+    page_bytes = PAGE_TOKENS * position * model.depth.table.weight.element_size()
+    return min(VOICES_BYTES // page_bytes, VOICES * pages_for(VOICE_POSITIONS, PAGE_TOKENS, 1))
 
 
 def main() -> None:

@@ -49,7 +49,14 @@ from breeze_rtc.errors import (
     Overloaded,
 )
 from breeze_rtc.playback import PlaybackReport
-from breeze_rtc.runtime.engine import MAX_TEXT_CHARS, SAMPLING_RANGES, Engine, SentenceSpeech, Speech
+from breeze_rtc.runtime.engine import (
+    MAX_RECORDING_BYTES,
+    MAX_TEXT_CHARS,
+    SAMPLING_RANGES,
+    Engine,
+    SentenceSpeech,
+    Speech,
+)
 from breeze_rtc.runtime.process import freeze_heap
 from breeze_rtc.scheduling.stream import Priority
 from breeze_rtc.server import metrics as metrics_module
@@ -81,12 +88,12 @@ _CONTENT_TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "
 class VoiceServer:
     """What all calls share, and the routes that use it.
 
-    engine: takes the place of one made from `model`, `device`, `threads`, `weights` and `trace`; it is started and
-    closed here.
-    listens: whether the microphone is turned into text; without the `listen` extra it is not, and the page says how to
-    get it.  recogniser: makes what does that (`agent.transcription` has some).  recordings: a folder for the calls, a
-    stereo WAV file each.  allowed_origins: pages of other hosts that may call; the server's own always may.  phone:
-    answer telephone calls too.  on_ready: called once all is loaded.
+    engine: takes the place of one made from `model`, `device`, `threads`, `weights`, `voices` and `trace`; it is
+    started and closed here.  accepts_voices: whoever reaches this server may add and delete cloned voices.  listens:
+    whether the microphone is turned into text; without the `listen` extra it is not, and the page says how to get it.
+    recogniser: makes what does that (`agent.transcription` has some).  recordings: a folder for the calls, a stereo
+    WAV file each.  allowed_origins: pages of other hosts that may call; the server's own always may.  phone: answer
+    telephone calls too.  on_ready: called once all is loaded.
     """
 
     def __init__(
@@ -97,6 +104,8 @@ class VoiceServer:
         device: str = "cpu",
         threads: int = 1,
         weights: str = "",
+        voices: Path | None = None,
+        accepts_voices: bool = False,
         trace: Path | None = None,
         engine: Engine | None = None,
         listens: bool = True,
@@ -113,11 +122,14 @@ class VoiceServer:
         on_ready: Callable[[VoiceServer], None] = lambda server: None,
         clock: Clock | None = None,
     ) -> None:
-        self.engine = engine or Engine(model, device=device, threads=threads, weights=weights, trace=trace)
+        self.engine = engine or Engine(
+            model, device=device, threads=threads, weights=weights, voices=voices, trace=trace
+        )
         self.metrics = Metrics(self.engine)
         self.listen_fix = ""
         """What to do so that the server understands speech; empty when it does."""
         self._callbacks = callbacks
+        self._accepts_voices = accepts_voices
         self._listens = listens
         self._recogniser = recogniser
         self._recordings = recordings
@@ -221,11 +233,14 @@ class VoiceServer:
             log.exception("speech recognition does not start; turns can still be typed")
 
     def routes(self) -> list[BaseRoute]:
-        """The page and its `/call`, `/whep`, `/v1/audio/speech`, `/health`, `/metrics`, and the telephone's."""
+        """The page and its `/call`, `/whep`, `/v1/audio/speech`, `/v1/voices`, `/health`, `/metrics`, and the
+        telephone's."""
         return [
             *(_file_route(path) for path in sorted(web_folder().iterdir()) if path.is_file()),
             WebSocketRoute("/call", self.call),
             Route("/v1/audio/speech", errors_as_json(self.speech), methods=["POST"]),
+            Route("/v1/voices", errors_as_json(self.list_voices)),
+            Route("/v1/voices/{name}", errors_as_json(self.change_voice), methods=["PUT", "DELETE"]),
             Route("/health", self.health),
             Route("/metrics", self.read_metrics),
             *self._whep.routes(),
@@ -438,6 +453,7 @@ class VoiceServer:
         arrived_at = self._clock.now()
         speech = self.engine.speak(
             voice=wanted.voice,
+            instruction=wanted.instruction,
             seed=wanted.seed,
             sampling=wanted.sampling,
             # Not interactive: nobody interrupts a file, so nothing is wasted by making it early.
@@ -486,6 +502,26 @@ class VoiceServer:
             speech.cancel()
             self._speech_requests -= 1
 
+    # -- voices
+
+    async def list_voices(self, request: Request) -> Response:
+        """Their names, the default first."""
+        return JSONResponse({"voices": list(self.engine.voices)})
+
+    async def change_voice(self, request: Request) -> Response:
+        """PUT a recording to clone its voice, DELETE to forget one; only where the server was told to allow it."""
+        if not self._accepts_voices:
+            raise HttpError(403, "no_new_voices", "this server takes no voices", "Start it with --accept-voices.")
+        if not self._is_own_page(request):
+            raise HttpError(403, "foreign_origin", "another site's page asks", "Allow it with --allowed-origin.")
+        name = request.path_params["name"]
+        if request.method == "DELETE":
+            self.engine.remove_voice(name)
+            return Response(status_code=204)
+        recording = await _body(request, MAX_RECORDING_BYTES, "Send 5 to 15 s of one voice.")
+        await self.engine.add_voice(name, recording, request.query_params.get("transcript", ""))
+        return JSONResponse({"name": name}, 201)
+
     # -- how it is doing
 
     async def health(self, request: Request) -> Response:
@@ -517,6 +553,7 @@ class SpeechRequest:
     streams: bool
     seed: int | None
     sampling: dict[str, float]
+    instruction: str = ""
 
 
 _KNOWN = {"input", "voice", "response_format", "stream", "seed", "model", "speed", "instructions", "stream_format"}
@@ -555,22 +592,28 @@ def read_speech_request(body: object) -> SpeechRequest:
         known = ", ".join(sorted(_KNOWN | set(SAMPLING_RANGES)))
         _bad("unknown_field", f"no field is called {unknown[0]!r:.60}", f"Known fields: {known}.")
     sampling = {name: body[name] for name in SAMPLING_RANGES if name in body}
-    return SpeechRequest(text, voice, form, streams, body.get("seed"), sampling)
+    instruction = body.get("instructions") or ""
+    if not isinstance(instruction, str):
+        _bad("bad_field", '"instructions" is no text', 'Send {"instructions": "Speak slowly."}, or leave it out.')
+    return SpeechRequest(text, voice, form, streams, body.get("seed"), sampling, instruction)
 
 
 def _bad(code: str, message: str, fix: str) -> NoReturn:
     raise HttpError(400, code, message, fix)
 
 
-async def _json_body(request: Request) -> object:
-    """The request's JSON, read no further than the limit."""
+async def _body(request: Request, most_bytes: int, fix: str) -> bytes:
+    """The request's body, read no further than the limit."""
     data = bytearray()
     async for piece in request.stream():
         data += piece
-        if len(data) > MAX_BODY_BYTES:
-            raise HttpError(
-                413, "body_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes", "Send less text at once."
-            )
+        if len(data) > most_bytes:
+            raise HttpError(413, "body_too_large", f"the body is larger than {most_bytes} bytes", fix)
+    return bytes(data)
+
+
+async def _json_body(request: Request) -> object:
+    data = await _body(request, MAX_BODY_BYTES, "Send less text at once.")
 
     def no_number(name: str) -> NoReturn:
         _bad("not_finite", f"{name} is no JSON", "Send finite numbers.")

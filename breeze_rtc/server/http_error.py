@@ -11,10 +11,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from breeze_rtc.errors import (
+    BadRecording,
     BadRequest,
     BadSampling,
     BadText,
     BreezeError,
+    CannotKeep,
     EngineClosed,
     Overloaded,
     PeerError,
@@ -55,6 +57,10 @@ def http_error(error: BreezeError, *, code: str = "overloaded", fix: str = "Try 
             return HttpError(400, "bad_sampling", str(error), f"Leave {error.name!r} out for the model's own value.")
         case BadText():
             return HttpError(400, "bad_text", str(error), f"Send 1 to {MAX_TEXT_CHARS} characters.")
+        case BadRecording():
+            return HttpError(400, "bad_recording", str(error), "Send 5 to 15 s of one voice, as it was recorded.")
+        case CannotKeep():
+            return HttpError(507, "cannot_keep", str(error), "Make room on the server's disk.")
         case PeerError():
             return HttpError(400, error.code, error.detail, error.fix)
         case BadRequest():

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from breeze_rtc.agent.transcript import word_floor
 from breeze_rtc.clock import MS, SECOND
 from breeze_rtc.playback import TextMark
-from breeze_rtc.runtime.driver import Driver
+from breeze_rtc.runtime.driver import Driver, Speaker
 from breeze_rtc.runtime.engine import Engine
 from breeze_rtc.runtime.messages import Message, Ready
 from breeze_rtc.scheduling.costs import CostTable
@@ -149,7 +149,7 @@ class ToneVoice(Engine):
             clock=clock,
             scheduler=scheduler,
             executor=executor,  # type: ignore[arg-type]
-            frontend=lambda _voice: _Frontend(waits=self.reads_whole_text),  # type: ignore[arg-type, return-value]
+            speaker=lambda _open: Speaker(_Frontend(waits=self.reads_whole_text)),  # type: ignore[arg-type]
             max_frames=60 * 60 * RATE // FRAME_SAMPLES,
         )
         self._facts = Ready(self.model_name, RATE, FRAME_SAMPLES, ("tones", "other tones"), feed=executor.feed)
@@ -298,7 +298,7 @@ class _ToneExecutor:
     def graph_counts(self) -> dict[str, object]:
         return {}
 
-    def open(self, stream: int, slot: int, *, seed: int, sampling: object, voice: str) -> None:
+    def open(self, stream: int, slot: int, *, seed: int, sampling: object, voice: object, prefixes: object) -> None:
         self._streams[stream] = _Stream()
 
     def add_text(self, stream: int, words: list[_Spelt]) -> int:

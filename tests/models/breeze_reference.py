@@ -295,6 +295,8 @@ class Reference:
         self.codec = random_codec(generator) if codec else None
         with torch.no_grad():
             self.text.embed_tokens.eoi_embedding.normal_(generator=generator)
+            # Its logit is zero, which is never the largest: nobody's speech ends before it is compared.
+            self.head.weight[-1].zero_()
         if self.codec is not None:
             fill_codebooks(self.codec, generator)
 

@@ -14,7 +14,7 @@ from tone_executor import Frontend, ToneExecutor, expected_pcm
 from breeze_rtc.clock import MS, SECOND, VirtualClock
 from breeze_rtc.errors import BadText
 from breeze_rtc.playback import PlaybackReport
-from breeze_rtc.runtime.driver import MAX_UNREAD_S, TEXT_SLICE_CHARS, Driver, Hangup
+from breeze_rtc.runtime.driver import MAX_UNREAD_S, TEXT_SLICE_CHARS, Driver, Hangup, Speaker
 from breeze_rtc.runtime.messages import (
     Cancel,
     Chunk,
@@ -93,7 +93,7 @@ class Bench:
             clock=self.clock,
             scheduler=self.scheduler,
             executor=self.executor,
-            frontend=lambda _voice: Frontend(),
+            speaker=lambda _open: Speaker(Frontend()),
             max_frames=6_000,
         )
 
@@ -191,7 +191,7 @@ def test_a_long_text_does_not_delay_others() -> None:
             return super().push(text)
 
     bench = Bench(spoken(1, "x" * 600, interactive=False) + spoken(2, "hi", at=1))
-    bench.driver._frontend = lambda _voice: Slow()
+    bench.driver._speaker = lambda _open: Speaker(Slow())
     heard = bench.run()
     assert max(read) == TEXT_SLICE_CHARS
     first = next(k for k, message in enumerate(heard) if isinstance(message, Chunk) and message.stream == 2)
@@ -322,12 +322,12 @@ def test_a_voice_that_cannot_be_had_fails_a_stream_that_waited() -> None:
     bench = Bench([entry for k in range(6) for entry in spoken(k, "word" if k < 4 else "x", seed=k)])
     frontends = itertools.count()
 
-    def frontend(voice: str) -> Frontend:
+    def speaker(_open: Open) -> Speaker:
         if next(frontends) == 4:
             raise BadText("not in this voice")
-        return Frontend()
+        return Speaker(Frontend())
 
-    bench.driver._frontend = frontend
+    bench.driver._speaker = speaker
     heard = bench.run()
     assert ends_of(heard, 4) == [Failed(4, "BadText", "not in this voice")]
     assert pcm_of(heard, 5) == expected_pcm("x", 5)

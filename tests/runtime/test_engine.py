@@ -24,7 +24,7 @@ from breeze_rtc.errors import (
 from breeze_rtc.playback import PlaybackReport
 from breeze_rtc.runtime import engine as engine_module
 from breeze_rtc.runtime import process
-from breeze_rtc.runtime.driver import Driver
+from breeze_rtc.runtime.driver import Driver, Speaker
 from breeze_rtc.runtime.engine import MAX_TEXT_CHARS, SAMPLING_RANGES, Engine, Speech, checked_sampling
 from breeze_rtc.runtime.messages import Ready
 from breeze_rtc.scheduling.costs import CostTable
@@ -60,7 +60,7 @@ class Tones:
             clock=MonotonicClock(),
             scheduler=scheduler,
             executor=executor,
-            frontend=lambda _voice: Frontend(),
+            speaker=lambda _open: Speaker(Frontend()),
             max_frames=6_000,
         )
         return driver, Ready("tone", 24_000, 960, ("sine", "square"))

@@ -14,6 +14,7 @@ from breeze_rtc.playback import PlaybackReport, SpeechPacket, TextMark
 from breeze_rtc.runtime.messages import (
     MAX_MESSAGE_BYTES,
     VERSION,
+    AddVoice,
     Cancel,
     Chunk,
     EndText,
@@ -30,6 +31,7 @@ from breeze_rtc.runtime.messages import (
     Stats,
     Taken,
     Text,
+    VoiceAdded,
     encode,
 )
 
@@ -40,6 +42,10 @@ EXAMPLES: tuple[Message, ...] = (
     Ready("nano", 24_000, 960, ("clara", "b"), "free"),
     StartFailed("CheckpointError", "no such file"),
     Open(7, "clara", 2**63 - 1, {"temperature": 0.5}, 0, True),
+    Open(7, "clara", 0, {}, 0, True, "Whisper: “slowly”"),
+    AddVoice(3, "anna", "What was said.", b"RIFF\0{}"),
+    VoiceAdded(3),
+    VoiceAdded(3, "BadRecording", "the recording is silent"),
     Text(7, "Zoë 🌬️\0 \ud800 end"),
     EndText(7),
     Cancel(7),

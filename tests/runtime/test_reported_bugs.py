@@ -24,7 +24,7 @@ from breeze_rtc.clock import MS, VirtualClock
 from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speech_model import SpeechModel, TextSegment
 from breeze_rtc.runtime import frame_graphs
-from breeze_rtc.runtime.driver import Driver, Hangup
+from breeze_rtc.runtime.driver import Driver, Hangup, Speaker
 from breeze_rtc.runtime.executor import Executor
 from breeze_rtc.runtime.frame_steps import Batch, BatchRow, batch_of, choose_first
 from breeze_rtc.runtime.messages import Cancel, Chunk, EndText, Failed, Finished, Message, Open, Text
@@ -251,7 +251,7 @@ class Whole:
             clock=self.clock,
             scheduler=self.scheduler,
             executor=self.executor,
-            frontend=model.frontend,
+            speaker=lambda message: Speaker(model.frontend(message.voice)),
             max_frames=6,
             rows=lambda sampling: 1,
         )

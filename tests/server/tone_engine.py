@@ -122,6 +122,7 @@ class ToneEngine:
         self,
         *,
         voice: str | None = None,
+        instruction: str = "",
         seed: int | None = None,
         sampling: dict[str, float] | None = None,
         interactive: bool = True,

@@ -1,0 +1,154 @@
+"""Does a cloned voice start as fast as a plain one?  Time from request to the first chunk, by what the store has.
+
+A model of random weights with Breeze TTS 2's structure and a thirtieth of its size speaks on this machine's CPU: in its
+own voice (*plain*), in one that was cloned from a recording and whose keys and values are in memory (*warm*), in one
+whose are read from the disk, as for the first stream after others took its place (*disk*), and with no room for any,
+so that each stream encodes and prefills the whole reference (*cold*, which is how a server without a store does it).
+The four take turns, so that what else the machine does falls on all of them.
+
+    python bench/cloned_voice.py [--quick] [--seed N] [--json FILE] [--reference SECONDS] [--threads N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import wave
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from breeze_rtc.models import checkpoint
+from breeze_rtc.models.prompt import Voice
+from breeze_rtc.runtime import process, voice_store
+from breeze_rtc.runtime.engine import Engine
+from breeze_rtc.scheduling.stream import Priority
+
+TEXT = "The listener's real position tells the scheduler how much time there is."
+TRANSCRIPT = "This is what I say so that the machine may learn how I sound, and now that is enough of it."
+NAME = "anna"
+
+
+def recording(seconds: float, seed: int) -> bytes:
+    """A WAV file of noise whose level moves."""
+    samples = round(seconds * 24_000)
+    sound = np.random.default_rng(seed).normal(0, 0.1, samples) * np.abs(np.sin(np.arange(samples) / 3_000))
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(24_000)
+        out.writeframes((sound * 32_767).astype("<i2").tobytes())
+    return file.getvalue()
+
+
+async def first_chunk_ms(engine: Engine, voice: str, seed: int) -> float:
+    began = time.perf_counter()
+    speech = engine.speak(voice=voice, seed=seed, interactive=False, priority=Priority.BATCH)
+    speech.push(TEXT)
+    speech.end()
+    await anext(speech)
+    took_ms = (time.perf_counter() - began) * 1e3
+    speech.cancel()
+    return took_ms
+
+
+async def together(engine: Engine, voice: str, seed: int, streams: int) -> list[float]:
+    found = await asyncio.gather(*(first_chunk_ms(engine, voice, seed + k) for k in range(streams)))
+    # What was cancelled is over before the next begin.
+    await asyncio.sleep(0.05)
+    return list(found)
+
+
+def commit() -> str:
+    try:
+        command = ["git", "rev-parse", "--short", "HEAD"]
+        return subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+async def run(options: argparse.Namespace) -> None:
+    model = checkpoint.load("mid")
+    assert model.prompts is not None
+    # A plain stream's text in the tokens of the others' prompts.
+    model._frontend = lambda _voice: model.prompts.frontend(Voice())
+    checkpoint.load = lambda _name, **_options: model  # type: ignore[assignment]
+    stores: list[voice_store.VoiceStore] = []
+    warm = voice_store.VoiceStore.warm
+
+    def kept(store: voice_store.VoiceStore) -> None:
+        stores.append(store)
+        warm(store)
+
+    voice_store.VoiceStore.warm = kept  # type: ignore[method-assign]
+    figures: dict[str, str] = {}
+    raw: dict[str, list[float]] = {}
+    with TemporaryDirectory() as folder:
+        shared = {"threads": options.threads, "process": False, "measures": False, "voices": Path(folder)}
+        async with Engine("mid", **shared) as engine:
+            began = time.perf_counter()
+            await engine.add_voice(NAME, recording(options.reference, options.seed), TRANSCRIPT)
+            figures["add_s"] = f"{time.perf_counter() - began:.2f}"
+            process.VOICES = 0
+            async with Engine("mid", **shared) as without:
+                for streams in (1, 4):
+                    rounds = 6 if options.quick else 40 // streams
+                    for number in range(rounds + 1):
+                        for kind, speaker, voice in (
+                            ("plain", engine, "default"),
+                            ("warm", engine, NAME),
+                            ("disk", engine, NAME),
+                            ("cold", without, NAME),
+                        ):
+                            if kind == "disk":
+                                stores[0]._drop(NAME)
+                            times = await together(speaker, voice, options.seed + 100 * number, streams)
+                            # The first round is warm-up.
+                            raw.setdefault(f"{kind}_c{streams}", []).extend(times if number else [])
+    for key, times in raw.items():
+        p50 = statistics.median(times)
+        base = statistics.median(raw[f"plain_c{key.rpartition('_c')[2]}"])
+        print(f"{key}: first chunk p50 {p50:6.1f} ms, worst {max(times):6.1f}; {p50 / base:.2f} of plain")
+        figures[f"{key}_p50_ms"] = f"{p50:.1f}"
+        if not key.startswith("plain"):
+            figures[f"{key}_to_plain"] = f"{p50 / base:.2f}"
+    if options.json:
+        document = {
+            "machine": f"{platform.machine()} {platform.processor()}".strip(),
+            "cpus": os.cpu_count(),
+            "python": sys.version,
+            "versions": {name: version(name) for name in ("torch", "av", "numpy")},
+            "commit": commit(),
+            "arguments": {name: value for name, value in vars(options).items() if name != "json"},
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "raw": raw,
+        }
+        options.json.write_text(json.dumps(document))
+    print("RESULT", *(f"{key}={value}" for key, value in figures.items()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a few rounds")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--reference", type=float, default=10.0, help="seconds of the recording")
+    parser.add_argument("--threads", type=int, default=1)
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
