@@ -10,6 +10,7 @@ import pytest
 import torch
 from breeze_reference import CODEBOOKS, CODES, VOCAB, Reference
 
+from breeze_rtc.models.attention import Ragged
 from breeze_rtc.models.codec import CodecDecoder
 from breeze_rtc.models.sampling import Sampling, combine
 from breeze_rtc.models.speech_model import SpeechModel, TextSegment
@@ -43,6 +44,10 @@ def test_text_encoder(reference: Reference, model: SpeechModel) -> None:
     ours = model.text(rows, torch.tensor([18, 5]))
     torch.testing.assert_close(ours[0], reference.encode(TOKENS), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(ours[1, :5], reference.encode(TOKENS[:5]), atol=1e-5, rtol=1e-5)
+    # And one behind another, as they are served.
+    packed = model.text.packed(torch.tensor(TOKENS[:5] + TOKENS), torch.tensor([5, 18]), Ragged.of([5, 18], 23, 2, 18))
+    torch.testing.assert_close(packed[:5], reference.encode(TOKENS[:5]), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(packed[5:], reference.encode(TOKENS), atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
