@@ -53,7 +53,7 @@ def main() -> None:
     heard = [line for line in lines if "word_error" in line]
     error.plot([line["cpu_s"] / 60 for line in heard], [100 * line["word_error"] for line in heard], "o-")
     error.set(title="What Whisper tiny.en hears", xlabel="CPU-minutes of the language model", ylabel="word error, %")
-    error.set_ylim(0, 105)
+    error.set_ylim(bottom=0)
     figure.tight_layout()
     figure.savefig(arguments.out, dpi=120)
 
