@@ -92,9 +92,12 @@ def breeze(folder: Path) -> Any:
     weights = load_file(folder / "model.safetensors")
     dtype = weights["lm_head.weight"].dtype
     model = BreezeForConditionalGeneration.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
-    # It makes its text encoder in bfloat16, whatever it is asked for.
+    # It makes its text encoder in bfloat16, whatever it is asked for, and so rounds what is worked out there: the scale
+    # of the embeddings.
     prefix = "text_encoder."
-    model.text_encoder.to(dtype)
+    model.text_encoder = type(model.text_encoder)._from_config(
+        model.config.text_encoder_config, dtype=dtype, attn_implementation="eager"
+    )
     model.text_encoder.load_state_dict(
         {name.removeprefix(prefix): t for name, t in weights.items() if name.startswith(prefix)}
     )
