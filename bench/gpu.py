@@ -43,7 +43,7 @@ from typing import Any
 
 import torch
 from gpu_reference import reference_times
-from simulated import COMMIT, TEXTS, at, lengths, poisson, speech
+from simulated import COMMIT, at, lengths, poisson, speech
 from simulated import run as simulate
 
 from breeze_rtc.clock import MS, SECOND, MonotonicClock
@@ -512,7 +512,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=None, help="of each loop, besides its first round; 300")
     parser.add_argument("--budget", type=int, default=None, metavar="S", help="for measuring steps; 60 s")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--texts", type=Path, default=TEXTS, metavar="FILE", help="Seed-TTS test-en; else a fit of it")
+    parser.add_argument("--texts", type=Path, metavar="FILE", help="Seed-TTS test-en; else lengths fitted to it")
     parser.add_argument("--no-reference", action="store_true", help="leave part 6 out")
     options = parser.parse_args()
     device = torch.device(options.device)

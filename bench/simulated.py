@@ -30,7 +30,6 @@ from breeze_rtc.scheduling.step import Stage, StageSpec
 SAMPLE_RATE, FRAME_SAMPLES = 24_000, 1_920
 FRAME_S = FRAME_SAMPLES / SAMPLE_RATE
 CHARS_PER_S, CHARS_PER_TOKEN = 14.5, 4
-TEXTS = Path(__file__).resolve().parents[2] / "shared" / "data" / "seed_tts_test_en.jsonl"
 RESULTS = Path(__file__).resolve().parent / "results"
 
 NEAR = SimulatedListener(network_ns=6 * MS, jitter_ns=2 * MS)
@@ -46,7 +45,7 @@ def parser(description: str | None, **defaults: Any) -> ArgumentParser:
     result.add_argument("--plot", type=Path, metavar="FILE", help="a PNG; needs the extra [bench]")
     result.add_argument("--trace", type=Path, metavar="FILE", help="write down one of the runs, and replay it")
     result.add_argument(
-        "--texts", type=Path, default=TEXTS, metavar="FILE", help="Seed-TTS test-en as JSON lines; else a fit of it"
+        "--texts", type=Path, metavar="FILE", help="Seed-TTS test-en as JSON lines; else lengths fitted to it"
     )
     result.set_defaults(**defaults)
     return result
@@ -55,9 +54,9 @@ def parser(description: str | None, **defaults: Any) -> ArgumentParser:
 # ---- what is spoken --------------------------------------------------------------------------------------------------
 
 
-def lengths(texts: Path) -> list[int]:
-    """Characters of each sentence of Seed-TTS test-en; empty where the file is not."""
-    if not texts.exists():
+def lengths(texts: Path | None) -> list[int]:
+    """Characters of each sentence of Seed-TTS test-en; empty without the file."""
+    if texts is None:
         return []
     return [len(" ".join(json.loads(line)["turns"])) for line in texts.read_text().splitlines() if line.strip()]
 
@@ -202,7 +201,7 @@ def table_text(costs: SimulatedCosts) -> str:
 def write_json(path: Path, options: Namespace, **values: Any) -> None:
     """The conventions' header, and the values; made of few enough numbers to be committed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    texts = options.texts.name if options.texts.exists() else "fitted lengths"
+    texts = options.texts.name if options.texts else "fitted lengths"
     head = {
         "simulated": True,
         "machine": f"{platform.machine()} {platform.processor()}".strip(),
