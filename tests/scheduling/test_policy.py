@@ -414,7 +414,8 @@ def test_least_slack_serves_the_shorter_buffer_and_quality_the_shorter_utterance
     """Stream 1 has been heard for two seconds and has a little less in hand than stream 2, which has just spoken."""
     served = {}
     for order in (Order.SLACK, Order.QOE):
-        desk = Desk(policy=Policy(order=order, waits_for_rows=False), specs=ONE_AT_A_TIME)
+        policy = Policy(order=order, waits_for_rows=False, lead_by_load=False)
+        desk = Desk(policy=policy, specs=ONE_AT_A_TIME)
         desk.open(1)
         desk.until(2_000)
         desk.now += (desk.lead_ms(1) - 90) * MS
