@@ -242,7 +242,7 @@ def test_trace_show_takes_a_trace_whose_end_is_cut_off(run, recorded: Path, tmp_
         (b'{"version":1}\n', "version 1"),
         (b'{"name":"x"}\n', "not a scheduler trace"),
         (b"[]\n", "not a scheduler trace"),
-        (b'{"version":2}\n', "line 1"),
+        (b'{"version":3}\n', "line 1"),
         (b"\x7fELF\x02\x01\x00\xff\xfe\n", "not text"),
         (b"hello\nworld\n", "line 1 is not JSON"),
         (b"TRACE\n" + b'["next"\n' + b'["next",99999999999999999]\n', "line 2 is not JSON"),
