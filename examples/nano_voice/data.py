@@ -53,6 +53,7 @@ class Teacher:
     """hibari's network with its phoneme durations as one more output."""
 
     def __init__(self, work: Path) -> None:
+        work.mkdir(parents=True, exist_ok=True)
         graph = work / "teacher.onnx"
         if not graph.exists():
             model = onnx.load(str(Path(hibari.tts.ASSETS) / "hibari.onnx"))
