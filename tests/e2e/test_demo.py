@@ -349,7 +349,7 @@ def test_without_permission_for_the_microphone_one_can_type(server: str, playwri
 def test_blocked_udp_is_named(server: str, playwright: Playwright) -> None:
     """Where no packet gets through, the page says so within ten seconds, and what to do: it is the way between.
 
-    (fastrtc#76, #234)
+    Reproduction 37 (fastrtc#76, #234).
     """
     blocked = "--webrtc-ip-handling-policy=disable_non_proxied_udp"
     with chromium(playwright, blocked) as browser, visit(browser, server) as visitor:

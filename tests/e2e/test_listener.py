@@ -84,7 +84,7 @@ def test_a_hidden_tab_keeps_its_pace(server: str, window: ChromiumWindow) -> Non
 def test_a_frozen_page_has_said_so(server: str, window: ChromiumWindow, trace: Path) -> None:
     """The last thing it says before its scripts stop is that nothing is heard; awake again, it hears the rest.
 
-    (WebAudio#790, metronome#25)
+    Reproduction 50 (WebAudio#790, metronome#25).
     """
     tab = window.tab()
     visitor = RemoteVisitor(tab, server)

@@ -55,7 +55,7 @@ def test_a_browser_behind_a_firewall_talks_through_coturn(
 ) -> None:
     """With credentials of an hour, and others for its next connection; also where the server relays as well.
 
-    (aioice#47, pipecat#1808)
+    Reproduction 39 (aioice#47, pipecat#1808).
     """
 
     def run(work: Coroutine[Any, Any, Any]) -> Any:

@@ -13,7 +13,9 @@ BENCH = Path(__file__).parents[2] / "bench" / "full_load.py"
 
 def test_no_answer_to_a_consent_check_is_late_under_full_load(tmp_path: Path) -> None:
     """Four calls and files that keep the engine busy, for 15 seconds; two answers in a row that are late by half a
-    second would end a call.  The event loop that answers is hardly ever late itself.  (fastrtc#344, pipecat#2488)
+    second would end a call.  The event loop that answers is hardly ever late itself.
+
+    Reproduction 40 (fastrtc#344, pipecat#2488).
     """
     out = tmp_path / "load.json"
     done = subprocess.run(

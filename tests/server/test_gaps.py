@@ -26,7 +26,7 @@ async def tell(session: AgentSession) -> AsyncGenerator[str, None]:
 async def test_parallel_calls_have_no_gaps_while_the_voice_speaks_to_all_of_them() -> None:
     """Four callers, a story without an end for each: not one slot of silence in mid-sentence in eight seconds.
 
-    (pipecat#3092, #3378)
+    Reproduction 23 (pipecat#3092, #3378).
     """
     stood_still_s = 0.0
 

@@ -129,7 +129,7 @@ class StunServer(asyncio.DatagramProtocol):
 async def test_a_dead_server_costs_a_third_of_a_second(kind: str) -> None:
     """Not five: the answer leaves without what it would have said, and the call is up at once.
 
-    (aioice#4, aiortc#1183)
+    Reproduction 38 (aioice#4, aiortc#1183).
     """
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as dead:
         dead.bind((own_address(), 0))

@@ -61,7 +61,7 @@ def test_a_stall_is_one_call_to_each() -> None:
 def test_ten_minutes_do_not_drift() -> None:
     """A timer of 20 ms after each packet would lose the time that packets cost: here 0.7 ms each, for three calls.
 
-    (openclaw#119070, vocode#269)
+    Reproduction 20 (openclaw#119070, vocode#269).
     """
     phases, clock = Phases(), VirtualClock(T0)
     calls = [Playout() for _ in range(3)]

@@ -82,7 +82,7 @@ async def test_sequence_numbers_and_timestamps_step_evenly_and_each_packet_names
 async def test_after_a_pause_the_timestamp_has_moved_by_as_much_as_the_clock() -> None:
     """Steps of other than 960 make a browser make up sound; so does a pause that its timestamps do not know.  Speech,
     half a second of silence, speech: 960 each all the way, and the second speech as far from the first as in time.
-    (KVS-WebRTC#1607)
+    Reproduction 31 (KVS-WebRTC#1607).
     """
     async with connected() as wire:
         await wire.until(lambda: len(wire.packets) >= 5)

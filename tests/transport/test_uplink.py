@@ -95,7 +95,7 @@ async def meet(call: WebRtcCall, listener: PythonListener) -> None:
 
 async def test_five_percent_loss_costs_five_percent_and_no_delay(tmp_path: Path) -> None:
     """And 300 ms of standstill cost nothing.  Every packet that arrived is heard in its place, and the recording is as
-    long as the call.  (aiortc#543, #775)
+    long as the call.  Reproduction 32 (aiortc#543, #775).
     """
     chance = random.Random(5)
     lost = {k for k in range(300) if 10 <= k < 200 and chance.random() < 0.05}
@@ -230,7 +230,7 @@ class Feed:
 
 
 async def test_an_unread_microphone_of_ten_minutes_takes_two_seconds_of_packets() -> None:
-    """The oldest goes; what is read then says where it belongs.  (aiortc#554, #680)"""
+    """The oldest goes; what is read then says where it belongs.  Reproduction 33 (aiortc#554, #680)."""
     feed = Feed()
     feed.packets(30_000)
     blocks = await feed.read()

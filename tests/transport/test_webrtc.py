@@ -311,7 +311,7 @@ async def test_after_a_pause_speech_goes_on_where_the_listener_fell_silent() -> 
 async def test_a_stuck_channel_costs_certainty_and_a_listener_asleep_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports stop while packets arrive: speech goes on by the last delay, and says so.  RTCP stops too: it waits.
 
-    (WebAudio#790)
+    Reproduction 50 (WebAudio#790).
     """
     monkeypatch.setattr("breeze_rtc.transport.playhead.FROZEN_NS", 2 * SECOND)
     monkeypatch.setattr("breeze_rtc.transport.playhead.RTCP_ALIVE_NS", 2 * SECOND)
@@ -789,7 +789,7 @@ def sockets() -> int:
 async def test_forty_calls_leave_nothing_behind() -> None:
     """No task, no thread, no socket, no place with the ticker, no call object, and no memory to speak of.
 
-    (livekit#2166, python-sdks#449)
+    Reproduction 34 (livekit#2166, python-sdks#449).
     """
     gc.collect()  # sockets of earlier tests
     tasks, threads, opened, pacer = len(asyncio.all_tasks()), threading.active_count(), sockets(), Pacer()
