@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 from xml.sax.saxutils import escape
 
-from breeze_rtc.errors import BadRequest, CarrierRefused, MissingExtra
+from breeze_rtc.errors import BadRequest, CarrierRefused, LineCannot, MissingExtra
 
 TIMEOUT_S = 10
 RING_S = 45
@@ -99,7 +99,7 @@ class TwilioApi:
         await self._ask(lambda: self._client.calls(call).update(twiml=twiml))
 
     async def send_dtmf(self, call: str, keys: str) -> None:
-        raise NotImplementedError
+        raise LineCannot("pressing keys by REST", "Twilio plays them in place of the stream; press them in the sound")
 
     async def _ask(self, do: Callable[[], Any]) -> Any:
         try:
