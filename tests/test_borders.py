@@ -26,7 +26,7 @@ FORBIDDEN: dict[str, set[str]] = {
     | _parts("models", "scheduling", "runtime", "media", "transport", "agent", "server", "cli", "testing"),
     "agent": {"torch", "aiortc"} | _parts("models", "scheduling", "runtime", "transport", "server", "cli", "testing"),
 }
-GROUND = ("clock", "errors", "playback")
+GROUND = ("clock", "errors", "playback", "sentences")
 
 
 def imports(source: str, package: tuple[str, ...]) -> set[str]:

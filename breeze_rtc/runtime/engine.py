@@ -69,9 +69,9 @@ from breeze_rtc.runtime.messages import (
     VoiceAdded,
     encode,
 )
-from breeze_rtc.runtime.sentences import piece_end
 from breeze_rtc.scheduling.policy import Policy
 from breeze_rtc.scheduling.stream import Feed, Priority
+from breeze_rtc.sentences import piece_end
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breeze_rtc.runtime.sentences import FIRST_CHARS, MAX_CHARS, piece_end
+from breeze_rtc.sentences import FIRST_CHARS, MAX_CHARS, piece_end, sentence_ends
 
 
 def pieces(text: str, step: int = 1) -> list[str]:
@@ -73,3 +73,19 @@ def test_text_without_an_end_is_cut_at_a_blank() -> None:
     text = "word " * 200
     assert all(len(piece) <= MAX_CHARS and piece.strip().endswith("word") for piece in pieces(text, 7))
     assert FIRST_CHARS < MAX_CHARS
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("One. Two is not over.", ["One."]),
+        ("Dr. No paid 3.50! He did. ", ["Dr. No paid 3.50!", " He did."]),
+        ('"Stop!" he said. Then', ['"Stop!" he said.']),
+        ("今天天气很好。我们去公园!", ["今天天气很好。"]),
+        ("no stop at all", []),
+    ],
+)
+def test_sentences_that_are_over_are_found(text: str, sentences: list[str]) -> None:
+    """The last one is not over before something follows it."""
+    ends = sentence_ends(text, 0)
+    assert [text[one:other] for one, other in zip([0, *ends], ends, strict=False)] == sentences

@@ -1,7 +1,8 @@
 """Where growing text may be cut so that each piece can be spoken by itself.
 
-For models that read their whole text before they speak.  A piece ends where a sentence does, in scripts with spaces and
-without; the first may end with a clause, so that speech begins before the first sentence is over.
+Models that read their whole text before they speak get it in pieces.  A piece ends where a sentence does, in scripts
+with spaces and without; the first may end with a clause, so that speech begins before the first sentence is over.  A
+voice that is slower than speech pauses where a sentence ends.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ _ABBREVIATION = re.compile(
     r"(?:^|[\s(\"'])(?:[A-Za-z]|Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|approx|No|Nr|Fig|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec|"
     r"e\.g|i\.e|[A-Z](?:\.[A-Z])+|\d+)\.\Z"
 )
+
+
+def sentence_ends(text: str, start: int) -> list[int]:
+    """The ends of the sentences that are over for certain, from `start`, where one begins."""
+    ends = (match.end() for match in _SENTENCE.finditer(text, start))
+    return [end for end in ends if _ends_sentence(text, end) and text[start:end].strip()]
 
 
 def piece_end(text: str, start: int, *, is_first: bool, is_all: bool) -> int:
