@@ -21,6 +21,7 @@ const RETURN_LIMIT_MS = 20_000; // the server waits half of that for the next si
 const RETRY_PATH_MS = 4000;
 const RETRY_PAUSE_MS = 400;
 const KEPT_MESSAGES = 50;
+const SERVER_FIX = "Is it still running? Start it again, then press “Talk again”.";
 const NETWORK_CODES = [1006, 1011]; // closed by nobody, or by a server that got no answer from us
 
 /** What has to work before sound is heard, in this order. */
@@ -173,19 +174,18 @@ export class Call {
 
   async #openSocket() {
     this.#step("server", "doing");
-    const fix = "Is it still running? Start it with “breeze-rtc demo”, then reload this page.";
-    this.#connectSocket(this.#url, fix);
+    this.#connectSocket(this.#url);
     const hello = await within(
       SERVER_LIMIT_MS,
       this.#hello.promise,
-      new CallError("server", "The server accepted the connection but did not say hello.", fix),
+      new CallError("server", "The server accepted the connection but did not say hello.", SERVER_FIX),
     );
     this.#hasHello = true;
     this.#step("server", "done");
     this.#on.hello?.(hello);
   }
 
-  #connectSocket(url, fix) {
+  #connectSocket(url) {
     const { signal } = this.#ending;
     const socket = new WebSocket(url);
     this.#socket = socket;
@@ -199,7 +199,7 @@ export class Call {
         const hasComplained = performance.now() - this.#complainedAtMs < COMPLAINT_MS;
         if (hasComplained) return this.#end(this.#complaint);
         if (this.#isUp && NETWORK_CODES.includes(code)) {
-          this.#hello.reject(new CallError("server", `The connection to the server at ${where} was lost.`, fix));
+          this.#hello.reject(new CallError("server", `The connection to the server at ${where} was lost.`, SERVER_FIX));
           return this.#goBack("socket");
         }
         if (code === 1000 && this.#isUp) return this.#end(null); // goodbye
@@ -207,7 +207,7 @@ export class Call {
         const message = this.#hasHello
           ? `The connection to the server at ${where} was lost${reason && ` (${reason})`}.`
           : `The server at ${where} did not take the call${reason && ` (${reason})`}.`;
-        return this.#end(new CallError("server", message, fix));
+        return this.#end(new CallError("server", message, SERVER_FIX));
       },
       { signal },
     );
@@ -401,13 +401,12 @@ export class Call {
     this.#hello.promise.catch(() => {});
     const url = new URL(this.#url);
     url.search = new URLSearchParams({ resume: this.#token, received: this.#receivedCount });
-    const fix = "Is it still running? Start it with “breeze-rtc demo”, then reload this page.";
-    this.#connectSocket(url, fix);
+    this.#connectSocket(url);
     old?.close();
     const { received } = await within(
       SERVER_LIMIT_MS,
       this.#hello.promise,
-      new CallError("server", `The server at ${url.host} cannot be reached any more.`, fix),
+      new CallError("server", `The server at ${url.host} cannot be reached any more.`, SERVER_FIX),
     );
     this.#needs.socket = false;
     // What it has not had is said again.
@@ -516,14 +515,14 @@ async function askForMicrophone() {
       {
         NotAllowedError: [
           "The browser did not get permission to use the microphone.",
-          "Allow it with the icon beside the page's address, then end this call and start again.",
+          "Allow it with the icon beside the page’s address, then start again; or type.",
         ],
-        NotFoundError: ["No microphone was found.", "Plug one in, then end this call and start again."],
+        NotFoundError: ["No microphone was found.", "Plug one in, then start again; or type."],
         NotReadableError: [
           "The microphone is there but does not deliver sound.",
-          "Another program may hold it: close that one, then end this call and start again.",
+          "Another program may hold it: close that one, then start again; or type.",
         ],
-      }[error.name] ?? [`The microphone could not be opened: ${error.message}`, "End this call and start again."];
+      }[error.name] ?? [`The microphone could not be opened: ${error.message}`, "Start again, or type."];
     throw new CallError("microphone", message, fix, { cause: error });
   }
 }

@@ -12,7 +12,6 @@ const SOURCES = {
   none: "measured, device guessed",
   held: "last measurement, held",
   rtcp: "estimated from network reports",
-  rtcp: "estimated from the sound's arrival",
   estimate: "estimated",
 };
 const lessMotion = matchMedia("(prefers-reduced-motion: reduce)");
@@ -213,8 +212,10 @@ function setPath(isUp) {
 
 function showState() {
   const { state } = element("state").dataset;
-  const isTyping = call && !call.hasMicrophone;
-  const word = state === "listening" && isTyping ? "Your turn" : STATE_WORDS[state];
+  let word = STATE_WORDS[state];
+  if (state === "listening" && call && !call.hasMicrophone) word = "Your turn";
+  else if (state === "listening" && isPressed("microphone")) word = "Microphone off";
+  else if (state === "speaking" && isPressed("sound")) word = "Sound off"; // what nobody hears is not said: the agent waits
   element("state-word").textContent = isPathUp || state === "ended" ? word : "Reconnecting…";
 }
 
@@ -246,7 +247,8 @@ function start(wantsMicrophone) {
     isVisible: document.visibilityState === "visible",
     on: {
       step: markStep,
-      notice: (error) => notify(error),
+      notice: (error) =>
+        notify(error, error.step === "microphone" && isSecureContext ? { name: "Start again", press: () => start(true) } : null),
       blocked: () =>
         notify(
           { step: "sound", message: "The browser keeps this page silent until you press a button." },
@@ -255,7 +257,7 @@ function start(wantsMicrophone) {
       path: setPath,
       ended: (error) => ended(mine, error),
       level: showLevels,
-      hello: showHello,
+      hello: (message) => showHello(message, wantsMicrophone),
       speech({ stream, text }) {
         if (!speeches.has(stream)) speeches.set(stream, new AgentTurn());
         speeches.get(stream).append(text);
@@ -294,6 +296,8 @@ function ended(which, error) {
   plots.draw();
   plots.stop();
   setState("ended");
+  showWay({ lead: null, network: null, jitter: null, device: null });
+  element("again").append(element("voices"));
   document.body.dataset.view = "ended";
   element("again").hidden = false;
   element("restart").focus();
@@ -302,10 +306,10 @@ function ended(which, error) {
   notify(error);
 }
 
-function showHello({ listens, listen_fix: fix, model, voice }) {
+function showHello({ listens, listen_fix: fix, model, voice }, wantsMicrophone) {
   element("voice").hidden = false;
   element("voice").textContent = voice && voice !== model ? `${model} · ${voice}` : model;
-  if (!listens && call?.hasMicrophone !== false) {
+  if (!listens && wantsMicrophone) {
     notify({ step: "microphone", message: "This server does not understand speech, so please type.", fix });
   }
 }
@@ -387,12 +391,14 @@ function toggleMicrophone() {
   if (!isConnected || !call.hasMicrophone) return;
   pressed("microphone", !isPressed("microphone"));
   call.setMicrophoneMuted(isPressed("microphone"));
+  showState();
 }
 
 function toggleSound() {
   if (!isConnected) return;
   pressed("sound", !isPressed("sound"));
   call.playback.setSilenced(isPressed("sound"));
+  showState();
 }
 
 function interrupt() {

@@ -299,7 +299,7 @@ class VoiceServer:
         if self._activity is None:
             raise HttpError(503, "not_started", "the server is not ready", "Is its lifespan running?", 2.0)
         if len(self._calls) >= self._max_calls:
-            self._no_line(f"all {self._max_calls} lines are taken", "Wait for a call to end, or raise --max-calls.")
+            self._no_line("every line is taken", "Wait for a call to end, or raise --max-calls.")
         callbacks = self._callbacks
         if voice is not None:
             offered = self._page_voices()

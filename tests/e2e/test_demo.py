@@ -323,6 +323,7 @@ def test_words_nobody_can_hear_do_not_light_up(server: str, quiet_browser: Brows
         visitor.page.wait_for_timeout(1500)
         assert visitor.heard(greeting) == before
         assert not visitor.got("speech_end")
+        assert visitor.page.inner_text("#state-word") == "Sound off"
         visitor.page.click("#sound")
         assert visitor.ends(greeting)["chars"] == len(visitor.text(greeting))
 
@@ -338,6 +339,7 @@ def test_without_permission_for_the_microphone_one_can_type(server: str, playwri
         notice.wait_for()
         assert notice.get_attribute("data-step") == "microphone"
         assert "Allow it" in notice.inner_text()
+        assert notice.get_by_role("button", name="Start again").is_visible()
         greeting = visitor.spoken()
         visitor.until(lambda: visitor.heard(greeting) > 0, "the greeting is heard")
         visitor.type("Who are you?")

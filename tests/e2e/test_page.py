@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -259,9 +260,24 @@ def test_a_server_that_is_away_is_named(page: Page) -> None:
     notice = page.locator(".notice")
     notice.wait_for()
     assert notice.get_attribute("data-step") == "server"
-    assert "breeze-rtc demo" in notice.inner_text()
+    assert "Start it again" in notice.inner_text()
     assert page.locator('#steps li[data-state="failed"]').inner_text() == "Server"
     assert page.locator("#restart").is_visible()
+
+
+@pytest.mark.parametrize(("button", "says_so"), [("#start", True), ("#start-typing", False)])
+def test_who_wants_to_speak_is_told_where_nobody_understands(
+    quiet_browser: Browser, address: str, button: str, says_so: bool
+) -> None:
+    """The word comes before the microphone is open, or with it; whoever types need not know."""
+    page = quiet_browser.new_page()
+    hello = {"type": "hello", "listens": False, "listen_fix": "Install ears.", "model": "nano", "ice_servers": []}
+    page.route_web_socket("**/call*", lambda socket: socket.send(json.dumps(hello)))
+    page.goto(address)
+    page.click(button)
+    page.locator('#steps li[data-step="network"][data-state="doing"]').wait_for()
+    assert (page.locator(".notice", has_text="Install ears.").count() == 1) == says_so
+    page.close()
 
 
 def test_a_call_goes_on_over_another_connection(playing: Page) -> None:
