@@ -213,7 +213,7 @@ class AgentSession:
     def press(self, digit: str) -> None:
         """The user pressed a key of the telephone: 0 to 9, *, #, A to D."""
         if self._callbacks.on_dtmf is not None and not self._is_over:
-            self._aside(self._callbacks.on_dtmf(self, digit))
+            self._aside(_called(self._callbacks.on_dtmf, self, digit))
 
     async def send_dtmf(self, keys: str) -> None:
         """Press keys of the telephone: 0 to 9, *, #, A to D.
@@ -261,7 +261,7 @@ class AgentSession:
                 if self._activity is not None:
                     self._spawn(self._hear(self._activity))
                 if self._callbacks.on_enter is not None:
-                    self._think(self._callbacks.on_enter(self))
+                    self._think(_called(self._callbacks.on_enter, self))
                 await _first(self._call.closed, self._ended)
                 self._ended.set()
                 self._silence(force=True)
@@ -349,7 +349,7 @@ class AgentSession:
             self._drop_early()
             self._mouth.history.append(Message("user", user_turn.text))
             if self._callbacks.on_user_turn is not None:
-                self._think(self._callbacks.on_user_turn(self, user_turn))
+                self._think(_called(self._callbacks.on_user_turn, self, user_turn))
         if self._mouth.is_sounding:  # what allows no interruption is still being spoken
             self._happen(Event.SPEECH)
         self._settle_down()
@@ -363,10 +363,10 @@ class AgentSession:
                 self._thinking.cancel()
             self._thinking = self._spawn(self._run(result))
 
-    async def _run(self, result: Awaitable[None]) -> None:
+    async def _run(self, result: Awaitable[object]) -> None:
         try:
             await self._mouth.cuts_confirmed()
-            await result
+            _silent(await result)
         except Exception as error:
             self._recover(error)
         finally:
@@ -383,9 +383,9 @@ class AgentSession:
         else:
             self._spawn(self._awaited(result))
 
-    async def _awaited(self, result: Awaitable[None]) -> None:
+    async def _awaited(self, result: Awaitable[object]) -> None:
         try:
-            await result
+            _silent(await result)
         except Exception as error:
             self._recover(error)
 
@@ -425,7 +425,7 @@ class AgentSession:
         if self._callbacks.on_interrupted is not None:
             for handle in stopped:
                 if handle.text:
-                    self._aside(self._callbacks.on_interrupted(self, handle))
+                    self._aside(_called(self._callbacks.on_interrupted, self, handle))
 
     def _doubt(self) -> None:
         """The agent holds: for good, if words come; else it goes on."""
@@ -571,7 +571,7 @@ class AgentSession:
             return
         entry = Message("user", text)
         self._mouth.history.append(entry)
-        result = self._callbacks.on_user_turn(self, UserTurn(text))
+        result = _called(self._callbacks.on_user_turn, self, UserTurn(text))
         if isinstance(result, AsyncGenerator):
             self._early = _EarlyAnswer(text, entry, self._mouth.say(result))
         else:  # a coroutine may do more than speak, so it waits for the turn
@@ -638,6 +638,34 @@ class _EarlyAnswer:
 
     def answers(self, user_turn: UserTurn) -> bool:
         return self.text == user_turn.text and not self.handle.interrupted and self.handle.error is None
+
+
+def _called(callback: Callable[..., CallbackResult], *given: Any) -> CallbackResult:
+    """What a callback makes of it.  Where it fails at once, a coroutine that fails so: one way for all faults."""
+    try:
+        result = callback(*given)
+        if not isinstance(result, AsyncGenerator | Awaitable):
+            name = getattr(callback, "__name__", "the callback")
+            raise TypeError(
+                f"{name} returned {_kind(result)}: define it with `async def`, and `yield` the text to speak"
+            )
+    except Exception as error:
+        return _failed(error)
+    return result
+
+
+async def _failed(error: Exception) -> None:
+    raise error
+
+
+def _silent(result: object) -> None:
+    """Text that is returned is heard by nobody."""
+    if isinstance(result, str):
+        raise TypeError("the callback returned text; `yield` it instead, or `await session.say(...)`")
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else type(value).__name__
 
 
 def _now() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import runpy
 import sys
 import webbrowser
@@ -16,7 +17,7 @@ from breeze_rtc.agent.text import SpokenText, TextFilter
 from breeze_rtc.agent.tools import Tool, ToolFunction
 from breeze_rtc.agent.turns import TurnTaking
 from breeze_rtc.agent.waiting import Waiting
-from breeze_rtc.errors import BadRequest
+from breeze_rtc.errors import BadRequest, BreezeError
 from breeze_rtc.server import app as door
 from breeze_rtc.server.app import VoiceServer
 
@@ -64,22 +65,29 @@ class Agent:
         )
 
     def on_enter(self, callback: OnEnter) -> OnEnter:
-        """`async def f(session)`: the call begins; what it yields is spoken first."""
+        """`async def f(session)`: the call begins; what it yields is spoken first.
+
+        Raises TypeError for what cannot be called so, as the other three.
+        """
+        _check(callback, "session")
         self.callbacks.on_enter = callback
         return callback
 
     def on_user_turn(self, callback: OnUserTurn) -> OnUserTurn:
         """`async def f(session, turn)`: the user said or typed `turn.text`."""
+        _check(callback, "session", "turn")
         self.callbacks.on_user_turn = callback
         return callback
 
     def on_interrupted(self, callback: OnInterrupted) -> OnInterrupted:
         """`async def f(session, speech)`: `speech` was cut off after `speech.heard_text`."""
+        _check(callback, "session", "speech")
         self.callbacks.on_interrupted = callback
         return callback
 
     def on_dtmf(self, callback: OnDtmf) -> OnDtmf:
         """`async def f(session, digit)`: the caller pressed a key of the telephone."""
+        _check(callback, "session", "digit")
         self.callbacks.on_dtmf = callback
         return callback
 
@@ -113,6 +121,7 @@ class Agent:
         """Serve this agent until Ctrl-C, and print where; `options` are VoiceServer's.
 
         `python agent.py console` talks in the terminal instead, and `python agent.py console --text` by typing alone.
+        What keeps it from starting ends the program with a sentence: a port in use, a model that is not there.
         """
         if _is_being_read.get():
             raise _Ran(self)
@@ -128,7 +137,25 @@ class Agent:
             if open_browser:
                 webbrowser.open(url)
 
-        door.run(VoiceServer(self.callbacks, on_ready=ready, **options), host=host, port=port)
+        try:
+            door.run(VoiceServer(self.callbacks, on_ready=ready, **options), host=host, port=port)
+        except BreezeError as error:
+            sys.exit(f"error: {error}")
+
+
+def _check(callback: Callable[..., Any], *names: str) -> None:
+    """A TypeError where the callback stands, instead of an apology in the first call."""
+    shape = f"async def f({', '.join(names)})"
+    if not callable(callback):
+        raise TypeError(f"a callback is a function, `{shape}`, not {type(callback).__name__}")
+    if inspect.isgeneratorfunction(callback):
+        raise TypeError(f"{callback.__name__} yields, but is no `async def`; write it as `{shape}`")
+    try:
+        inspect.signature(callback).bind(*names)
+    except TypeError as error:
+        raise TypeError(f"{callback!r} is called with {' and '.join(names)}; write it as `{shape}` ({error})") from None
+    except ValueError:  # what is not written in Python may not tell
+        pass
 
 
 class _Ran(BaseException):

@@ -47,6 +47,7 @@ from breeze_rtc.errors import (
     MissingExtra,
     NoAnswer,
     Overloaded,
+    UnknownVoice,
 )
 from breeze_rtc.playback import PlaybackReport
 from breeze_rtc.runtime.engine import (
@@ -171,6 +172,9 @@ class VoiceServer:
     async def lifespan(self, app: object = None) -> AsyncIterator[None]:
         """Load and hold the parts; calls that are open at the end are told so."""
         async with self.engine:
+            voice, known = self._callbacks.voice, self.engine.voices
+            if voice is not None and voice not in known and not self._accepts_voices:
+                raise UnknownVoice(voice, known)  # now, and not in the first call
             self._activity = VoiceActivity()
             self._open_ears()
             if not self.engine.reads_numbers and numbers.is_installed():

@@ -12,15 +12,22 @@ that a slot is due and looks at the clock itself.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
-from breeze_rtc.clock import MS, Clock, MonotonicClock
+from breeze_rtc.clock import MS, SECOND, Clock, MonotonicClock
 from breeze_rtc.transport.playout import SLOT_NS
 
 PHASES = 5
 PHASE_NS = SLOT_NS // PHASES
 TOGETHER = 8
 """So many calls share a phase before the next one is opened: a wake-up costs as much as two packets."""
+
+STALL_NS = 300 * MS
+"""More than a listener's browser bridges; a busy machine is seldom so late."""
+COMPLAINT_NS = 10 * SECOND
+
+log = logging.getLogger(__name__)
 
 Tick = Callable[[], None]
 """Called when a slot of the call is due (and once too often after a stall); must not raise."""
@@ -86,6 +93,9 @@ class Pacer:
         self._clock = clock or MonotonicClock()
         self._phases = Phases()
         self._timer: asyncio.TimerHandle | None = None
+        # When somebody is due next, while there is a timer; and when a stall was last complained of.
+        self._due_at = 0
+        self._complained_at: int | None = None
 
     def join(self, tick: Tick, *, start_ns: int | None = None) -> int:
         """Call `tick` on this loop every 20 ms, never early; see `Phases.join`."""
@@ -103,10 +113,24 @@ class Pacer:
             self._timer = None
         next_at = self._phases.next_at()
         if next_at is not None:
+            self._due_at = next_at
             # Whole milliseconds, rounded up: that is what the event loops wait in, and shorter waits would spin.
             wait_ms = max(0, -(-(next_at - self._clock.now()) // MS))
             self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._wake)
 
     def _wake(self) -> None:
-        self._phases.run(self._clock.now())
+        now = self._clock.now()
+        if now - self._due_at > STALL_NS:
+            self._complain(now)
+        self._phases.run(now)
         self._arm()
+
+    def _complain(self, now: int) -> None:
+        if self._complained_at is not None and now - self._complained_at < COMPLAINT_NS:
+            return
+        self._complained_at = now
+        log.warning(
+            "no call got a packet for %d ms: the event loop stood still. In a callback, `await` what takes time, and "
+            "give what cannot be awaited to a thread: await asyncio.to_thread(f)",
+            (now - self._due_at) // MS,
+        )

@@ -926,6 +926,40 @@ def test_yielding_something_else_than_text_is_a_clear_error() -> None:
     assert "yields text (str), not bytes" in stage.call.messages("error")[0]["fix"]
 
 
+def returns_text(session: AgentSession, turn: UserTurn) -> Any:
+    return "some text"
+
+
+async def returns_text_later(session: AgentSession, turn: UserTurn) -> Any:
+    return "some text"
+
+
+def raises_at_once(session: AgentSession, turn: UserTurn) -> Any:
+    raise ValueError("my bug")
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (returns_text, "returns_text returned str: define it with `async def`, and `yield`"),
+        (returns_text_later, "`yield` it instead"),
+        (raises_at_once, "my bug"),
+        (lambda session: None, "positional"),
+    ],
+)
+def test_a_callback_of_the_wrong_kind_says_what_it_should_be(reply: Any, words: str) -> None:
+    """Whatever is wrong with it is told in words, apologised for, and does not end the call."""
+
+    async def act(stage: Stage) -> None:
+        stage.session.type("go")
+        await asyncio.sleep(5)
+        assert stage.session.state is State.LISTENING
+
+    stage = on_stage(act, Callbacks(on_user_turn=reply))
+    assert words in stage.call.messages("error")[0]["fix"]
+    assert history(stage)[-1] == ("assistant", Recovery().callback_failed)
+
+
 def test_waiting_for_oneself_is_an_error_instead_of_a_hang() -> None:
     """A generator cannot await the hearing of its own speech."""
     handles: list[Any] = []

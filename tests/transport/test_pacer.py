@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from functools import partial
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -142,3 +143,17 @@ async def test_it_runs_on_the_loop_and_holds_no_timer_without_calls() -> None:
     assert times[0] >= first_at
     assert [time >= first_at + k * SLOT_NS for k, time in enumerate(times)] == [True] * 5
     assert pacer._timer is None
+
+
+async def test_a_loop_that_stood_still_is_complained_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """In words for whoever wrote the callback that held it; not again within ten seconds."""
+    clock, woken = VirtualClock(T0), asyncio.Event()
+    pacer = Pacer(clock)
+    pacer.join(woken.set)
+    for stall_ms in (100, 400, 400):
+        woken.clear()
+        clock.advance(stall_ms * MS)  # before the timer can fire
+        await woken.wait()
+    pacer.leave(woken.set)
+    (complaint,) = caplog.messages
+    assert "asyncio.to_thread" in complaint
