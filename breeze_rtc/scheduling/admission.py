@@ -15,6 +15,7 @@ here: a listener could claim to be always empty.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -62,10 +63,9 @@ MOST_WAITING = 64
 
 def bucket_of(spec: StageSpec, rows: int) -> int:
     """The smallest bucket that holds `rows`."""
-    for bucket in spec.buckets:
-        if bucket >= rows:
-            return bucket
-    raise AssertionError(f"{rows} rows do not fit the largest bucket {spec.buckets[-1]}")
+    buckets = spec.buckets
+    assert rows <= buckets[-1], f"{rows} rows do not fit the largest bucket {buckets[-1]}"
+    return buckets[bisect_left(buckets, rows)]
 
 
 def stage_ns(
@@ -76,6 +76,8 @@ def stage_ns(
     time_ns(stage, bucket, units): of one step; `CostTable.predict_ns` or `mean_ns`.
     """
     spec = specs[stage]
+    if 0 < rows <= spec.max_rows:
+        return time_ns(stage, bucket_of(spec, rows), units)
     full, rest = divmod(rows, spec.max_rows)
     whole_ns = full * time_ns(stage, bucket_of(spec, spec.max_rows), units) if full else 0
     return whole_ns + (time_ns(stage, bucket_of(spec, rest), units) if rest else 0)
@@ -110,17 +112,13 @@ class Admission:
         pages: Pages,
         forecast: Forecast,
         frame_ns: int,
-        longest_chunk: Callable[[Stream], int],
         goes_by_load: bool,
     ) -> None:
-        """frame_ns: what a codec frame lasts.  longest_chunk(stream): frames of its largest chunk.  goes_by_load: False
-        to look at slots and pages only.
-        """
+        """frame_ns: what a codec frame lasts.  goes_by_load: False to look at slots and pages only."""
         self._slots = slots
         self._pages = pages
         self._forecast = forecast
         self._frame_ns = frame_ns
-        self._longest_chunk = longest_chunk
         self._goes_by_load = goes_by_load
         # Those who wait, in the order in which they came; `ready_ns` is when that was.
         self.waiting: dict[int, Stream] = {}
@@ -257,7 +255,7 @@ class Admission:
         if is_strained:
             chunks.clear()
             for s in heard:
-                frames = max(STEADY_CHUNK, self._longest_chunk(s))
+                frames = max(STEADY_CHUNK, s.longest_chunk)
                 chunks[frames] = chunks.get(frames, 0) + 1
         rows = sum([s.rows for s in heard])
         return load_percent(self._forecast.steady_ns, rows=rows, chunks=chunks, frame_ns=self._frame_ns) if rows else 0

@@ -76,11 +76,12 @@ def size_of(stage: Stage, units: int) -> int:
 class _Pace:
     """How one stage runs now; see the module's docstring."""
 
-    __slots__ = ("factor", "margin", "mean_sum", "ratios", "usual")
+    __slots__ = ("factor", "margin", "mean_sum", "ordered", "ratios", "usual")
 
     def __init__(self) -> None:
         # Duration over level of the last steps, in parts of ONE; before any, the machine is as it was measured.
-        self.ratios = deque([ONE] * PACE_WINDOW, PACE_WINDOW)
+        self.ratios = deque([ONE] * PACE_WINDOW)
+        self.ordered = list(self.ratios)
         self.margin = ONE
         # `MEAN_STEPS` times the mean of duration over level times pace.
         self.mean_sum = MEAN_STEPS * ONE
@@ -99,14 +100,13 @@ class _Pace:
 
     def follow(self, ratio: int) -> None:
         """One more step of a known kind took `ratio` of its level."""
-        self.ratios.append(ratio)
-        self.settle()
-
-    def settle(self) -> None:
-        ratios = self.ratios
-        median = sorted(ratios)[PACE_WINDOW // 2]
+        ratios, ordered = self.ratios, self.ordered
+        del ordered[bisect_left(ordered, ratios.popleft())]
+        ratios.append(ratio)
+        insort(ordered, ratio)
+        median = ordered[PACE_WINDOW // 2]
         self.usual = max(1, median - (median - ONE) // 64)
-        self.factor = max(median, min(ratios[-1], ratios[-2])) * self.margin
+        self.factor = max(median, min(ratio, ratios[-2])) * self.margin
 
 
 class CostTable:
@@ -193,8 +193,8 @@ class CostTable:
             pace = table._paces[Stage(stage)]
             pace.margin = min(max(ONE, _natural(margin)), LARGEST_MARGIN)
             pace.mean_sum = _natural(mean_sum)
-            pace.ratios.extend(_natural(ratio) for ratio in ratios)
-            pace.settle()
+            for ratio in ratios:
+                pace.follow(_natural(ratio))
         table.stumble_ns = _natural(state["stumble_ns"])
         return table
 

@@ -22,6 +22,7 @@ class Forecast:
     def __init__(self, specs: Mapping[Stage, StageSpec], costs: CostTable, *, is_on: bool = True) -> None:
         """is_on: False to predict 0 for everything, as a scheduler that knows nothing would."""
         self._specs = specs
+        self._codec_rows = specs[Stage.CODEC].max_rows
         self._costs = costs
         self._is_on = is_on
         # (rows, units) of each stage, and rows of a frame.
@@ -69,7 +70,7 @@ class Forecast:
 
     def codec_ns(self, streams: int, frames: int = 1) -> int:
         """One codec step of as many of `streams` as it holds."""
-        return self.stage_ns(Stage.CODEC, min(streams, self._specs[Stage.CODEC].max_rows), frames)
+        return self.stage_ns(Stage.CODEC, streams if streams < self._codec_rows else self._codec_rows, frames)
 
     def text_ns(self, streams: list[Stream]) -> int:
         """One step of the text encoder for the next pieces of as many of `streams` as it holds."""

@@ -160,7 +160,6 @@ class Scheduler:
             pages=self._pages,
             forecast=self._forecast,
             frame_ns=self._frame_ns,
-            longest_chunk=self._survey.longest_chunk,
             goes_by_load=rules.admits_by_load,
         )
 
@@ -216,6 +215,7 @@ class Scheduler:
             interactive=interactive,
             sample_rate=self._sample_rate,
             first_chunk=self._ladder[0],
+            longest_chunk=self._survey.longest_interactive if interactive else self._ladder[-1],
             pages_kept=pages_for(positions, self._page_tokens, rows),
             opened=self._opened,
             served=self._next_id,

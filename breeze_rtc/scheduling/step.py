@@ -69,11 +69,12 @@ class Why(Enum):
     IN_TURN = "next in the order of this policy"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """One piece of work: a stage, the rows that run in it, and the bucket it is padded to.
 
-    Replay gives the same steps with the same reasons, so a trace does not write them down.
+    Replay gives the same steps with the same reasons, so a trace does not write them down.  Not frozen, for the reason
+    that `Row` is not.
     """
 
     id: int

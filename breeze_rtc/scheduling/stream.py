@@ -55,6 +55,7 @@ class Stream:
         "is_cancelled",
         "is_text_ended",
         "listener",
+        "longest_chunk",
         "made",
         "max_frames",
         "may_begin_at",
@@ -94,6 +95,7 @@ class Stream:
         interactive: bool,
         sample_rate: int,
         first_chunk: int,
+        longest_chunk: int,
         pages_kept: int,
         opened: int,
         served: int,
@@ -144,8 +146,9 @@ class Stream:
         self.samples = 0
         self.listener = Predictor(sample_rate)
 
-        # Frames of the chunk being filled.
+        # Frames of the chunk being filled, and of the largest it may ever have.
         self.target = first_chunk
+        self.longest_chunk = longest_chunk
         # The listener ran dry and this chunk is to end that: it is not sent before it is full.
         self.recovers = False
 

@@ -92,7 +92,10 @@ class Survey:
         self._flushes_early = policy.flushes_early
         self._forecast = forecast
         self._frame_ns = frame_ns
-        self._longest_interactive = longest_chunk(policy.ladder, frame_ns, policy.lead_cap_ns)
+        # Frames of the largest chunk that somebody who may interrupt ever gets.
+        self.longest_interactive = longest_chunk(policy.ladder, frame_ns, policy.lead_cap_ns)
+        # The same with the lead that is kept now.
+        self._longest_now = self.longest_interactive
         # The largest chunk that so many frames fill.
         self._rungs = [largest_rung(policy.ladder, frames) for frames in range(policy.ladder[-1] + 1)]
         # Each open stream is in one of these: to be looked at with care; with frames in hand, text enough and nothing
@@ -266,10 +269,12 @@ class Survey:
         """
         codec_cost_ns = self.codec_cost_ns
         work.codec.sort(key=by_slack)
-        sizes = work.sizes
+        sizes, rungs = work.sizes, self._rungs
         sizes.clear()
         for s in work.codec:
-            size = self.ready_chunk(s)
+            # As `ready_chunk` has it, without the call.
+            pending, longest = s.made - s.delivered, s.longest_chunk
+            size = rungs[pending if pending < longest else longest]
             if size in sizes:
                 sizes[size].append(s)
             else:
@@ -295,19 +300,14 @@ class Survey:
             least_ns = min(least_ns, deadline_ns - done_ns)
         return least_ns
 
-    def longest_chunk(self, s: Stream) -> int:
-        """Frames of the largest chunk the stream may ever have."""
-        return self._longest_interactive if s.interactive else self._policy.ladder[-1]
-
     def longest_chunk_now(self, s: Stream) -> int:
         """Frames of the largest chunk the stream may have with the lead that is kept now."""
-        if not s.interactive or self.lead_cap_ns == self._policy.lead_cap_ns:
-            return self.longest_chunk(s)
-        return longest_chunk(self._policy.ladder, self._frame_ns, self.lead_cap_ns)
+        return self._longest_now if s.interactive else s.longest_chunk
 
     def ready_chunk(self, s: Stream) -> int:
         """Frames of the chunk to decode now."""
-        return self._rungs[min(s.made - s.delivered, self.longest_chunk(s))]
+        pending, longest = s.made - s.delivered, s.longest_chunk
+        return self._rungs[pending if pending < longest else longest]
 
     def chunk_cost_ns(self, frames: int) -> int:
         """Predicted time of a codec step for chunks of this size, with as many open streams in it as it holds."""
@@ -395,12 +395,16 @@ class Survey:
         self._chunk_costs_ns.clear()
         self._keeps_ns.clear()
         self._flush_ns = -flush_at(0, self.frame_cost_ns, self.codec_cost_ns, self._policy.guard_ns)
-        batching_saves = self._policy.waits_for_rows and forecast.frame_ns(2) < 2 * forecast.frame_ns(1)
-        self._rests_long = batching_saves or self._policy.lead_by_load
+        self._rests_long = self._policy.lead_by_load or (
+            self._policy.waits_for_rows and forecast.frame_ns(2) < 2 * forecast.frame_ns(1)
+        )
         self._longest_keep_ns = NEVER
-        self.lead_cap_ns = self._lead_cap()
+        lead_cap_ns = self._lead_cap()
+        if lead_cap_ns != self.lead_cap_ns:
+            self.lead_cap_ns = lead_cap_ns
+            self._longest_now = longest_chunk(self._policy.ladder, self._frame_ns, lead_cap_ns)
         if self._rests_long and self.lead_cap_ns is not None:
-            self._longest_keep_ns = self._keep_ns(self._longest_interactive)
+            self._longest_keep_ns = self._keep_ns(self.longest_interactive)
 
     def _lead_cap(self) -> int | None:
         """How far ahead interactive streams are made now, in whole frames below the policy's cap.
@@ -417,7 +421,7 @@ class Survey:
         if not self._policy.lead_by_load:
             return most_ns
         soon = AHEAD * self._costs_are_for[0]
-        chunk_ns = self._longest_interactive * self._forecast.frame_ns(soon) + self._forecast.codec_ns(soon)
+        chunk_ns = self.longest_interactive * self._forecast.frame_ns(soon) + self._forecast.codec_ns(soon)
         keep_ns = max(LEAST_LEAD_CHUNKS * chunk_ns, self._forecast.stumble_ns + chunk_ns)
         frames = -(-LEAST_LEAD_SHARE * keep_ns // self._frame_ns)
         return min(most_ns, max(LEAST_LEAD_CAP_NS, frames * self._frame_ns))

@@ -211,6 +211,7 @@ def stream_in_hand(number: int, *, target: int) -> Stream:
         interactive=True,
         sample_rate=24_000,
         first_chunk=1,
+        longest_chunk=16,
         pages_kept=1,
         opened=number,
         served=0,

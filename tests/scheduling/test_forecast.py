@@ -32,6 +32,7 @@ def stream(*, tokens: int, encoded: int, feed: Feed = Feed.PREFIX, chunk: int = 
         interactive=True,
         sample_rate=24_000,
         first_chunk=chunk,
+        longest_chunk=16,
         pages_kept=4,
         opened=0,
         served=0,

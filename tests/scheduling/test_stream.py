@@ -13,6 +13,7 @@ def stream(feed: Feed, *, max_frames: int = 10) -> Stream:
         interactive=True,
         sample_rate=24_000,
         first_chunk=1,
+        longest_chunk=16,
         pages_kept=4,
         opened=0,
         served=0,
