@@ -627,7 +627,9 @@ def add(
     name: Annotated[str, typer.Argument(help="What the voice shall be called: a-z, 0-9, - and _.")],
     recording: Annotated[Path, typer.Argument(help="1 to 30 s of one voice: WAV, FLAC, Ogg, MP3.")],
     *,
-    transcript: Annotated[str, typer.Option(help="The words that are said in it, exactly.")],
+    transcript: Annotated[
+        str, typer.Option(help="The words that are said in it, exactly; Qwen3-TTS Base can do without.")
+    ] = "",
     model: Model = "breeze-tts-2",
     device: Device = "cpu",
     threads: Threads = 1,

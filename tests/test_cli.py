@@ -91,7 +91,7 @@ def test_a_voice_is_made_listed_spoken_with_and_deleted(run, tmp_path: Path) -> 
     ("args", "words"),
     [
         (("voice", "add", "A!", "x.wav", "--transcript", "x"), "no name for a voice"),
-        (("voice", "add", "a", "x.wav", "--transcript", " "), "needs the words"),
+        (("voice", "add", "a", __file__, "--model", "tiny"), "needs the words"),
         (("voice", "add", "a", "/no/such.wav", "--transcript", "x"), "cannot read /no/such.wav"),
         (("voice", "add", "a", __file__, "--transcript", "x", "--model", "tiny"), "cannot be read as sound"),
         (("voice", "add", "a", __file__, "--transcript", "x", "--model", "nano"), "nano cannot clone"),

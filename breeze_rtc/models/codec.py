@@ -26,6 +26,8 @@ from breeze_rtc.models.source_filter import SourceFilterConfig, SourceFilterHead
 
 SNAKE_KERNEL = 7
 SNAKE_DILATIONS = (1, 3, 9)
+HEARD_FRAMES = 16
+"""Of a recording, at a time: every frame has a window of keys of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +282,15 @@ class SnakeHead(nn.Module):
         return samples.squeeze(-1).clamp(-1, 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The state of one stream after a recording's frames: see `CodecDecoder.hear`."""
+
+    flat: Tensor
+    """(size,): a row of `CodecState.flat`."""
+    frames: int
+
+
 @dataclass(slots=True)
 class CodecState:
     """What the decoder remembers of each stream, one slot each; zeros before the first frame."""
@@ -291,10 +302,14 @@ class CodecState:
     head: SourceFilterState | None
     """State of the source-filter head, which makes and reads it itself."""
 
-    def open(self, slot: int) -> None:
-        """Set a slot back to before the first frame."""
-        self.flat[slot].zero_()
-        self.frames[slot].zero_()
+    def open(self, slot: int, heard: Heard | None = None) -> None:
+        """Set a slot back to before the first frame, or to behind what it shall have heard."""
+        if heard is None:
+            self.flat[slot].zero_()
+            self.frames[slot].zero_()
+        else:
+            self.flat[slot] = heard.flat
+            self.frames[slot] = heard.frames
         if self.head is not None:
             self.head.reset(slot)
 
@@ -380,6 +395,15 @@ class CodecDecoder(nn.Module):
             frames=torch.zeros(slots + 1, dtype=torch.int64, device=like.device),
             head=head,
         )
+
+    def hear(self, codes: Tensor) -> Heard:
+        """What a stream remembers that goes on where a recording ends: codes (T, K) int64, T >= 1."""
+        assert self.to_features is None, "a source-filter head keeps its state apart"
+        state = self.new_state(1)
+        slot = torch.zeros(1, dtype=torch.int64, device=codes.device)
+        for piece in torch.split(codes, HEARD_FRAMES):
+            self(piece.t()[None], state, slot)
+        return Heard(state.flat[0].clone(), len(codes))
 
     def dequantize(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """codes (B, K, T) int64 -> entries of codebook 0, and the sum over the others, each (B, T, code_dim)."""

@@ -52,6 +52,10 @@ class Voice:
     reference_text: str = ""
     reference: Codes = ()
     """Codec frames of somebody saying `reference_text`."""
+    vector: tuple[float, ...] = ()
+    """Of a recording, for models that have a speaker encoder."""
+    name: str = ""
+    """Of a voice of the model's own."""
     speaker: str = "[S0]"
 
     def __post_init__(self) -> None:
@@ -122,6 +126,9 @@ def segments_of(parts: list[Part], tokenizer: Tokenizer, row: int = 0) -> list[T
 
 class BreezePrompts:
     """Breeze's templates with its tokenizer, which is read when the first prompt is made."""
+
+    is_guided = True
+    goes_on = False
 
     def __init__(self, tokenizer: Callable[[], Tokenizer]) -> None:
         self._tokenizer = tokenizer

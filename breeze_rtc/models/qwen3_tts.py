@@ -1,36 +1,21 @@
-"""Qwen3-TTS (12 Hz, 0.6B and 1.7B): the published checkpoints as our stages, and their prompts.
+"""Qwen3-TTS (12 Hz, 0.6B and 1.7B; Base, CustomVoice and VoiceDesign): the published checkpoints as our stages.
 
 Its talker is our backbone, its code predictor our depth decoder, its codec that of Breeze TTS 2.  In place of a text
-encoder it has a table (`prompt_table`); to each frame that it reads back the vector of "no text" is added.
-
-A prompt is one row, its whole text first (what the published package calls non-streaming and takes for named and
-designed voices):
-
-| positions                                             | text beside them      | tag            |
-| ----------------------------------------------------- | --------------------- | -------------- |
-| `<|im_start|>user`, newline, the instruction, its end | themselves            | none           |
-| `<|im_start|>assistant`, newline                      | themselves            | none           |
-| language                                              | no text               | three or four  |
-| speaker                                               | no text               | one, if named  |
-| the text begins                                       | beginning             | no sound       |
-| the text, its end                                     | themselves            | no sound       |
-| speech begins                                         | no text               | beginning      |
+encoder it has a table (`prompt_table`), whose vector of "no text" is added to each frame that it reads back.  The Base
+checkpoints have a speaker encoder beside that of the codec.  What their prompts are is in `qwen3_prompts`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 
-from breeze_rtc.errors import BadText, CheckpointError
+from breeze_rtc.errors import CheckpointError
 from breeze_rtc.models.backbone import BackboneConfig
 from breeze_rtc.models.checkpoint import (
     WIDENED,
@@ -41,15 +26,19 @@ from breeze_rtc.models.checkpoint import (
     _get,
     _linear,
     _rope,
+    load_reference_encoder,
     published_codec,
 )
 from breeze_rtc.models.depth import DepthConfig
 from breeze_rtc.models.presets import ModelConfig
-from breeze_rtc.models.prompt import sanitise
+from breeze_rtc.models.prompt import Voice
 from breeze_rtc.models.prompt_table import PromptTableConfig
 from breeze_rtc.models.quantised import narrow, narrowed
+from breeze_rtc.models.qwen3_prompts import Ids, QwenPrompts, read_tokenizer
+from breeze_rtc.models.reference_encoder import ReferenceEncoder
 from breeze_rtc.models.sampling import Sampling
-from breeze_rtc.models.speech_model import SpeechModel, TextFrontend, TextSegment
+from breeze_rtc.models.speaker_encoder import SAMPLE_RATE, SpeakerEncoder, SpeakerEncoderConfig
+from breeze_rtc.models.speech_model import SpeechModel
 from breeze_rtc.models.weights import Source, Weights, read, read_json
 
 NO_SOUND = 1_024
@@ -57,142 +46,6 @@ NO_SOUND = 1_024
 MIN_FRAMES = 2
 """The published package lets no speech end sooner."""
 MAX_POSITIONS = 32_768
-
-# How a text is cut before its byte pairs are joined: the published tokenizer's own pattern.
-_CUTS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-# ---- prompts -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Ids:
-    """What a checkpoint's config calls the pieces of its prompts."""
-
-    table: PromptTableConfig
-    first_tag: int
-    """Codebook 0's id of tag 0."""
-    text_pad: int
-    text_bos: int
-    text_eos: int
-    pad: int
-    bos: int
-    think: int
-    no_think: int
-    think_bos: int
-    think_eos: int
-    speakers: dict[str, int]
-    languages: dict[str, int]
-    dialects: dict[str, str]
-    """The language of those speakers who speak a dialect."""
-
-    def beside(self, text: int, codec_id: int) -> int:
-        """The token of a position that has both."""
-        return self.table.token(text, codec_id - self.first_tag)
-
-    def before_text(self, speaker: str) -> list[int]:
-        """Language and speaker ("": none is named), and that text begins.  The language is left to the model, but where
-        the speaker has one."""
-        language = self.dialects.get(speaker)
-        if language is None:
-            tags = [self.no_think, self.think_bos, self.think_eos]
-        else:
-            tags = [self.think, self.think_bos, self.languages[language], self.think_eos]
-        if speaker:
-            tags.append(self.speakers[speaker])
-        return [*(self.beside(self.text_pad, tag) for tag in tags), self.beside(self.text_bos, self.pad)]
-
-
-class QwenFrontend:
-    """The text front end: it waits for the whole text, then makes the prompt."""
-
-    def __init__(self, tokenizer: Tokenizer, ids: Ids, *, speaker: str = "", instruction: str = "") -> None:
-        """speaker: one of the checkpoint's own.  instruction: who speaks, and how, in words."""
-        self._tokenizer = tokenizer
-        self._ids = ids
-        self._speaker = speaker
-        self._instruction = instruction
-        self._text = ""
-
-    def push(self, text: str) -> list[TextSegment]:
-        self._text += text
-        return []
-
-    def end(self) -> list[TextSegment]:
-        """The prompt's segments.  Raises BadText when the tokenizer does not leave the text apart from what surrounds
-        it."""
-        text, origin = sanitise(self._text, _added(self._tokenizer))
-        # Line breaks at its beginning would become one token with the line break before it.
-        stripped = text.lstrip()
-        origin = origin[len(text) - len(stripped) :]
-        if not stripped:
-            return []
-        ids = self._ids
-        tokens: list[int] = []
-        if instruction := sanitise(self._instruction, _added(self._tokenizer))[0]:
-            tokens += self._encode(f"<|im_start|>user\n{instruction}<|im_end|>\n").ids
-        words, ends = self._words(stripped, origin)
-        tokens += self._encode("<|im_start|>assistant\n").ids
-        tokens += ids.before_text(self._speaker)
-        marks = [0] * len(tokens)
-        tokens += [ids.beside(word, ids.pad) for word in (*words, ids.text_eos)]
-        tokens.append(ids.beside(ids.text_pad, ids.bos))
-        marks += [*ends, len(self._text), len(self._text)]
-        return [TextSegment(tuple(tokens), tuple(marks))]
-
-    def _encode(self, text: str) -> Any:
-        return self._tokenizer.encode(text, add_special_tokens=False)
-
-    def _words(self, text: str, origin: list[int]) -> tuple[list[int], list[int]]:
-        """Tokens of a text where it stands in a prompt, and how many characters of the user's have been read with
-        each."""
-        before = "<|im_start|>assistant\n"
-        opening, closing = self._encode(before).ids, self._encode("<|im_end|>\n").ids
-        whole = self._encode(f"{before}{text}<|im_end|>\n")
-        start, stop = len(opening), len(whole.ids) - len(closing)
-        if whole.ids[:start] != opening or whole.ids[stop:] != closing or start == stop:
-            raise BadText("the tokenizer joins this text with its surroundings; change its first or last character")
-        # Characters may be joined to those before them (normal form C), whose place is then theirs.
-        ends = [origin[end - len(before) - 1] for _, end in whole.offsets[start:stop]]
-        return whole.ids[start:stop], ends
-
-
-@cache
-def _added(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """What user text must not contain: the strings that are tokens of their own."""
-    added = tokenizer.get_added_tokens_decoder().values()
-    return re.compile("|".join(re.escape(token.content) for token in added))
-
-
-def read_tokenizer(folder: Path) -> Tokenizer:
-    """From `tokenizer.json`, or from the vocabulary and merges that the published folders have.
-
-    Raises CheckpointError.
-    """
-    ready = folder / "tokenizer.json"
-    try:
-        if ready.exists():
-            return Tokenizer.from_file(str(ready))
-        made = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-    except Exception as error:  # the library's errors are plain Exceptions
-        raise CheckpointError(f"the tokenizer in {folder} is missing or broken ({error})") from error
-    made.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(_CUTS), behavior="isolated")
-    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_])
-    made.decoder = decoders.ByteLevel()
-    path = folder / "tokenizer_config.json"
-    added = _get(read_json(path), "added_tokens_decoder", path)
-    for number, token in sorted(added.items(), key=lambda item: int(item[0])):
-        made.add_tokens([AddedToken(token["content"], special=bool(token.get("special")), normalized=False)])
-        if made.token_to_id(token["content"]) != int(number):
-            raise CheckpointError(f"{path}: {token['content']} would not be token {number}; download it again")
-    return made
-
-
-# ---- the checkpoint ------------------------------------------------------------------------------------------------
 
 
 def load_qwen3_tts(
@@ -206,20 +59,25 @@ def load_qwen3_tts(
     """A published checkpoint, read straight to `device`.  Raises CheckpointError.
 
     Weights keep the type they are stored in, but for the heads, which are widened once because logits are computed in
-    float32.  The speaker encoder of the Base checkpoints is not read.
+    float32.
     """
     codec_folder = folder / "speech_tokenizer"
+    codec_config = read_json(codec_folder / "config.json")
     ids = _ids(config, folder)
-    ours = qwen3_tts_config(config, read_json(codec_folder / "config.json"), folder)
-    tokenizer = cache(lambda: read_tokenizer(folder))
+    ours = qwen3_tts_config(config, codec_config, folder)
+    prompts = QwenPrompts(cache(lambda: read_tokenizer(folder)), ids, refuses=_refuses(config))
 
-    def frontend(voice: str) -> TextFrontend:
-        return QwenFrontend(tokenizer(), ids, speaker=voice if voice in ids.speakers else "")
+    def encoder() -> ReferenceEncoder:
+        made = load_reference_encoder(codec_folder, codec_config, ours.codec.codebooks)
+        made.speaker = load_speaker_encoder(folder, config, ours.backbone.block.hidden)
+        return made
 
     with torch.device("meta"):
         model = SpeechModel(
             ours,
-            frontend=frontend,
+            frontend=lambda voice: prompts.frontend(Voice(name=voice)),
+            prompts=prompts,
+            encoder=encoder if config.get("tts_model_type") == "base" else None,
             voices=tuple(ids.speakers) or ("default",),
             sampling=_sampling(folder / "generation_config.json"),
         )
@@ -234,6 +92,40 @@ def load_qwen3_tts(
         pad = torch.tensor([ids.text_pad], device=device)
         model.depth.beside.copy_(model.text(pad, torch.ones_like(pad))[0])
     return model
+
+
+def load_speaker_encoder(folder: Path, config: dict[str, Any], width: int) -> SpeakerEncoder:
+    """That of a Base checkpoint, in float32; its vectors are as wide as the backbone.  Raises CheckpointError."""
+    path = folder / "config.json"
+    theirs = _get(config, "speaker_encoder_config", path)
+    if (rate := theirs.get("sample_rate", SAMPLE_RATE)) != SAMPLE_RATE:
+        raise CheckpointError(f"{path}: the speaker encoder hears {rate} Hz; only {SAMPLE_RATE} is known")
+    keys = {
+        "mels": "mel_dim",
+        "channels": "enc_channels",
+        "kernels": "enc_kernel_sizes",
+        "dilations": "enc_dilations",
+        "attention": "enc_attention_channels",
+        "parts": "enc_res2net_scale",
+        "squeeze": "enc_se_channels",
+    }
+    asked = {ours: theirs[key] for ours, key in keys.items() if key in theirs}
+    with torch.device("meta"):
+        encoder = SpeakerEncoder(SpeakerEncoderConfig(width, **asked))
+    shapes = {name: tuple(tensor.shape) for name, tensor in encoder.state_dict().items()}
+    sources = [Source(name, ((f"speaker_encoder.{name}", shape),)) for name, shape in shapes.items()]
+    state = read([(Weights(folder), sources)], torch.device("cpu"), widened=list(shapes))
+    encoder.load_state_dict(state, assign=True)
+    return encoder.eval()
+
+
+def _refuses(config: dict[str, Any]) -> str:
+    """The name of a kind of checkpoint that was not taught to follow instructions; empty for the others."""
+    kind, size = config.get("tts_model_type"), config.get("tts_model_size")
+    if kind == "base":
+        return "a Base checkpoint of Qwen3-TTS"
+    # The published package leaves them out without a word.
+    return "the CustomVoice checkpoint of 0.6B" if (kind, size) == ("custom_voice", "0b6") else ""
 
 
 def qwen3_tts_config(config: dict[str, Any], codec: dict[str, Any], folder: Path) -> ModelConfig:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from breeze_rtc.models.attention import Attention, BlockConfig, Rope, RopeConfig
+from breeze_rtc.models.speaker_encoder import SpeakerEncoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,8 @@ class ReferenceEncoder(nn.Module):
         self.to_semantic = nn.Linear(c.block.hidden, c.code_dim, bias=False)
         self.to_acoustic = nn.Linear(c.block.hidden, c.code_dim, bias=False)
         self.codebooks = nn.Parameter(torch.randn(c.codebooks, c.codes, c.code_dim) * c.code_dim**-0.5)
+        self.speaker: SpeakerEncoder | None = None
+        """Of models that are also told whose voice it is."""
 
     def latents(self, sound: Tensor) -> Tensor:
         """(B, samples) -> (B, T, hidden), T = ceil(samples / frame_samples)."""

@@ -42,6 +42,8 @@ class TextSegment:
     """Backbone row whose prompt it belongs to; 1 is the unguided row of classifier-free guidance."""
     codes: tuple[tuple[int, ...], ...] = ()
     """Frames of reference audio that stand here instead of text."""
+    vector: tuple[float, ...] = ()
+    """Added to what the backbone reads of its tokens: a speaker whom no token names."""
 
 
 class TextFrontend(Protocol):
@@ -68,6 +70,11 @@ class Tokenizer(Protocol):
 
 class Prompts(Protocol):
     """How a model's prompts tell it a voice, by words or by a recording."""
+
+    is_guided: bool
+    """They have an unguided form, for guidance to lead away from."""
+    goes_on: bool
+    """Speech goes on where the recording ends, so the codec must have heard it."""
 
     def frontend(self, voice: Voice, *, has_prefix: bool = False, is_dual: bool = False) -> TextFrontend:
         """The text front end of a stream in this voice.  Raises BadRequest for a voice it has no prompt for.

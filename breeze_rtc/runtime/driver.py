@@ -59,6 +59,7 @@ from breeze_rtc.scheduling.step import (
 from breeze_rtc.scheduling.stream import Feed, Priority
 
 if TYPE_CHECKING:
+    from breeze_rtc.models.codec import Heard
     from breeze_rtc.models.speech_model import TextFrontend
     from breeze_rtc.runtime.executor import Executor
     from breeze_rtc.runtime.kv_cache import Prefix
@@ -108,6 +109,8 @@ class Speaker:
     frontend: TextFrontend
     prefixes: tuple[Prefix | None, ...] = ()
     """What each backbone row begins with that is computed already."""
+    heard: Heard | None = None
+    """What its sound goes on from."""
     voice: str | None = None
     """Of a voice that speaks beside the model (`Ensemble`), its name."""
 
@@ -324,6 +327,7 @@ class Driver:
                 sampling=message.sampling,
                 voice=speaker.voice,
                 prefixes=speaker.prefixes,
+                heard=speaker.heard,
             )
             utterance.frontend = speaker.frontend
         except Exception as error:

@@ -23,6 +23,7 @@ from torch import Tensor
 from breeze_rtc.clock import Clock, MonotonicClock
 from breeze_rtc.errors import BadSampling, BadText, UnknownVoice
 from breeze_rtc.models.attention import Ragged
+from breeze_rtc.models.codec import Heard
 from breeze_rtc.models.pointer import LOOK_AHEAD
 from breeze_rtc.models.presets import ModelConfig
 from breeze_rtc.models.sampling import Sampling
@@ -150,11 +151,12 @@ class Executor:
         sampling: Sampling | Mapping[str, float] | None = None,
         voice: str | None = None,
         prefixes: Sequence[Prefix | None] = (),
+        heard: Heard | None = None,
     ) -> None:
         """Begin a stream in a free slot.  A mapping changes single values of the model's own sampling.
 
         prefixes: what each of its backbone rows begins with, if anything.  Its text, and the positions that steps
-        speak of, are counted from behind that.
+        speak of, are counted from behind that.  heard: what its sound goes on from.
         Raises BadSampling and UnknownVoice, with nothing changed.
         """
         assert stream not in self._streams, f"stream {stream} is open"
@@ -173,7 +175,7 @@ class Executor:
         with torch.inference_mode():
             # Sound of the stream that had the slot before may be in work.
             self._lane.join()
-            self.state.codec.open(slot)
+            self.state.codec.open(slot, heard)
             self.state.codes[slot] = 0
             self.state.hidden[slot] = 0
             self.state.seen[slot] = False
@@ -258,7 +260,8 @@ class Executor:
             lengths = [len(each) for each in tokens]
             encoded = torch.split(self._encode(tokens)[: sum(lengths)], lengths)
             for index, found in zip(indices, encoded, strict=True):
-                vectors[index] = found
+                vector = segments[index].vector
+                vectors[index] = found + torch.tensor(vector).to(found) if vector else found
         return [found for found in vectors if found is not None]
 
     def add_prefix(self, vectors: Tensor, kv: Tensor | None = None) -> Prefix | None:

@@ -47,13 +47,11 @@ def has(folder: Path, name: str) -> bool:
 
 
 def check(name: str, transcript: str, taken: tuple[str, ...] = ()) -> None:
-    """Raises BadRequest for a name that no folder should have or the model has, BadText for a transcript of no use."""
+    """Raises BadRequest for a name that no folder should have or the model has, BadText for a transcript too long."""
     if not _NAME.fullmatch(name):
         raise BadRequest(f"{name!r:.80} is no name for a voice: use a-z, 0-9, - and _, 64 at most")
     if name in taken:
         raise BadRequest(f"{name!r} is a voice of the model itself; choose another name")
-    if not transcript.strip():
-        raise BadText("a voice needs the words that are said in its recording: give the transcript")
     if len(transcript) > MAX_TRANSCRIPT_CHARS:
         raise BadText(f"the transcript has {len(transcript)} characters; at most {MAX_TRANSCRIPT_CHARS} are read")
 

@@ -27,8 +27,9 @@ from safetensors.torch import load as tensors_of
 from safetensors.torch import save as bytes_of
 from torch import Tensor
 
-from breeze_rtc.errors import BadRequest, BadSampling, BreezeError, UnknownVoice
+from breeze_rtc.errors import BadRequest, BadSampling, BadText, BreezeError, UnknownVoice
 from breeze_rtc.media.recording_file import read_recording
+from breeze_rtc.models.codec import Heard
 from breeze_rtc.models.prompt import Voice
 from breeze_rtc.models.speech_model import SpeechModel
 from breeze_rtc.runtime import voice_folder
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+_OF_SOUND = ("codes", "speaker", "heard")
+"""What a recording becomes: codec frames, the vector of a speaker encoder, the codec's state behind the frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class _Held:
     voice: Voice
     prefix: Prefix | None
     """Its positions in the executor; None where there is no room for them: each stream computes its own."""
+    heard: Heard | None
+    """What the codec has of the recording, for models whose sound goes on from there."""
     signature: tuple[int, ...]
     """Of the files it was read from."""
 
@@ -86,6 +91,9 @@ class VoiceStore:
         of this kind; whether there is such a voice is not looked at.
         """
         sampling = merged(self._model.sampling, message.sampling)
+        prompts = self._model.prompts
+        if sampling.rows > 1 and prompts is not None and not prompts.is_guided:
+            raise BadSampling("cfg_scale", sampling.cfg_scale, "1: this model has no unguided form")
         if sampling.reference_scale and (message.voice in self._model.voices or not message.instruction):
             raise BadSampling(
                 "reference_scale", sampling.reference_scale, "0: it weighs a cloned voice against instructions"
@@ -105,7 +113,7 @@ class VoiceStore:
                 raise UnknownVoice(message.voice, self.names())
             raise BadRequest(f"the {self._model.config.name} model follows no instructions: leave them out")
         if is_own:
-            return Speaker(prompts.frontend(Voice(instruction=message.instruction)))
+            return Speaker(prompts.frontend(Voice(instruction=message.instruction, name=message.voice)))
         held = self._get(message.voice)
         rows = self.rows(message)
         prefix = held.prefix
@@ -113,7 +121,7 @@ class VoiceStore:
         prefixes = (None, None, prefix) if rows == 3 else (prefix,) * rows
         voice = replace(held.voice, instruction=message.instruction)
         frontend = prompts.frontend(voice, has_prefix=prefix is not None, is_dual=rows == 3)
-        return Speaker(frontend, prefixes)
+        return Speaker(frontend, prefixes, held.heard)
 
     def warm(self) -> None:
         """Read the cloned voices, as many as there is room for, so that their first stream need not."""
@@ -158,17 +166,20 @@ class VoiceStore:
         transcript, recording = voice_folder.read(folder, name)
         inputs = self._inputs(transcript, recording)
         kept = _kept(folder / name / voice_folder.PROMPT, inputs)
-        if "codes" in kept:
-            voice = Voice(reference_text=transcript, reference=tuple(map(tuple, kept["codes"].tolist())))
-        else:
-            voice = self._encoded(transcript, recording)
+        made = {part: kept[part] for part in _OF_SOUND if part in kept} or self._encoded(transcript, recording)
+        codes, speaker, heard = map(made.get, _OF_SOUND)
+        voice = Voice(
+            reference_text=transcript,
+            reference=() if codes is None else tuple(map(tuple, codes.tolist())),
+            vector=() if speaker is None else tuple(speaker.tolist()),
+        )
         vectors = kept.get("vectors")
         if vectors is None:
             vectors = self._vectors(voice)
         prefix = None
         if len(vectors):
             prefix = self._placed(vectors.to(self._executor.device), kept.get("keys_values"), evicts=evicts)
-        made = {"codes": torch.tensor(voice.reference, dtype=torch.int16), "vectors": vectors.cpu().contiguous()}
+        made["vectors"] = vectors.cpu().contiguous()
         if prefix is not None:
             made["keys_values"] = self._executor.prefix_kv(prefix).cpu().contiguous()
         elif "keys_values" in kept:
@@ -178,7 +189,8 @@ class VoiceStore:
                 voice_folder.write_prompt(folder, name, bytes_of(made, {"inputs": inputs}))
             except BreezeError as error:
                 log.warning("%s; it is computed again next time", error)
-        return _Held(voice, prefix, signature)
+        past = None if heard is None else Heard(heard.to(self._executor.device), len(voice.reference))
+        return _Held(voice, prefix, past, signature)
 
     def _placed(self, vectors: Tensor, keys_values: Tensor | None, *, evicts: bool) -> Prefix | None:
         """The voice's positions in the executor's pages, in place of those used least recently where it must be."""
@@ -193,12 +205,26 @@ class VoiceStore:
             prefix = executor.add_prefix(vectors, keys_values)
         return prefix
 
-    def _encoded(self, transcript: str, recording: bytes) -> Voice:
-        """The voice of a recording.  Raises BadRecording, BadText, BadRequest, CheckpointError.  For any thread."""
-        encoder = self._model.reference_encoder()
-        samples = torch.from_numpy(read_recording(recording, encoder.config.sample_rate))
-        codes = encoder(samples[None].to(encoder.codebooks.device))[0]
-        return Voice(reference_text=transcript, reference=tuple(map(tuple, codes.tolist())))
+    @torch.inference_mode()
+    def _encoded(self, transcript: str, recording: bytes) -> dict[str, Tensor]:
+        """Those `_OF_SOUND` that the model reads.  Without a transcript that is the speaker alone.
+
+        Raises BadRecording, BadText, BadRequest, CheckpointError.  For any thread.
+        """
+        model = self._model
+        encoder = model.reference_encoder()
+        if not transcript and encoder.speaker is None:
+            raise BadText("a voice needs the words that are said in its recording: give the transcript")
+        samples = torch.from_numpy(read_recording(recording, encoder.config.sample_rate)).to(encoder.codebooks.device)
+        made = {}
+        if transcript:
+            codes = encoder(samples[None])[0]
+            made["codes"] = codes.to("cpu", torch.int16)
+            if model.prompts is not None and model.prompts.goes_on:
+                made["heard"] = model.codec.hear(codes).flat.cpu()
+        if encoder.speaker is not None:
+            made["speaker"] = encoder.speaker.vector(samples).cpu()
+        return made
 
     def _vectors(self, voice: Voice) -> Tensor:
         """What the backbone reads of a voice, (positions, hidden)."""
@@ -212,8 +238,8 @@ class VoiceStore:
             self._weights = _weights(self._model)
         assert self._model.prompts is not None
         # A frame of silence stands for the audio: of the prompt, only the tokens are of interest here.
-        frame = (0,) * self._model.config.depth.codebooks
-        segments = self._model.prompts.reference(Voice(reference_text=transcript, reference=(frame,)))
+        audio = ((0,) * self._model.config.depth.codebooks,) if transcript else ()
+        segments = self._model.prompts.reference(Voice(reference_text=transcript, reference=audio, vector=(0.0,)))
         tokens = repr([segment.tokens for segment in segments])
         digest = hashlib.sha256()
         for part in (str(voice_folder.FORMAT), self._weights, transcript, tokens):
@@ -243,9 +269,8 @@ class VoiceStore:
         voice_folder.check(message.name, transcript, self._model.voices)
         folder = self._folder
         assert folder is not None, "whoever asks has looked"
-        voice = self._encoded(transcript, message.recording)
-        codes = torch.tensor(voice.reference, dtype=torch.int16)
-        prompt = bytes_of({"codes": codes}, {"inputs": self._inputs(transcript, message.recording)})
+        made = self._encoded(transcript, message.recording)
+        prompt = bytes_of(made, {"inputs": self._inputs(transcript, message.recording)})
         voice_folder.write(folder, message.name, transcript, message.recording, prompt)
 
 
@@ -278,7 +303,7 @@ def _kept(path: Path, inputs: str) -> Mapping[str, Tensor]:
 def _weights(model: SpeechModel) -> str:
     """A name for the weights that a voice's tensors are made with: another one as soon as one number differs."""
     digest = hashlib.sha256()
-    for part in (model.text, model.backbone, model.depth.table, model.reference_encoder()):
+    for part in (model.text, model.backbone, model.depth.table, model.codec, model.reference_encoder()):
         for name, tensor in part.state_dict().items():
             bits = tensor.detach().contiguous().view(_INTEGERS[tensor.element_size()])
             total = int(bits.sum(dtype=torch.int64))

@@ -298,7 +298,9 @@ class _ToneExecutor:
     def graph_counts(self) -> dict[str, object]:
         return {}
 
-    def open(self, stream: int, slot: int, *, seed: int, sampling: object, voice: object, prefixes: object) -> None:
+    def open(
+        self, stream: int, slot: int, *, seed: int, sampling: object, voice: object, prefixes: object, heard: object
+    ) -> None:
         self._streams[stream] = _Stream()
 
     def add_text(self, stream: int, words: list[_Spelt]) -> int:

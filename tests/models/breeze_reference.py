@@ -245,6 +245,26 @@ def fill_codebooks(codec: Any, generator: torch.Generator) -> None:
             parameter.mul_(0.4 / loudest[0])
 
 
+@torch.no_grad()
+def random_encoder(seed: int) -> Any:
+    """The public codec encoder with random weights."""
+    library = transformers()
+    encoder = library.MimiModel(library.MimiConfig(**ENCODER, rope_theta=10_000.0, attn_implementation="eager")).eval()
+    generator = torch.Generator().manual_seed(seed)
+    _randomise(encoder, generator)
+    # Codebooks lie where the vectors of sound lie: elsewhere one entry would be the nearest to all of them.
+    latents = encoder.encoder(torch.randn(1, 1, 9_600, generator=generator) * 0.3).latents
+    for kind in ("semantic", "acoustic"):
+        quantizer = getattr(encoder.quantizer, f"{kind}_residual_vector_quantizer")
+        found = quantizer.input_proj(latents)[0].T
+        for n, layer in enumerate(quantizer.layers):
+            book = layer.codebook
+            book.cluster_usage.uniform_(0.5, 3.0, generator=generator)
+            noise = torch.randn(book.embed_sum.shape, generator=generator) * found.std(0) * 0.7**n
+            book.embed_sum.copy_((noise + (0 if n else found.mean(0))) * book.cluster_usage[:, None])
+    return encoder
+
+
 def save_codec(codec: Any, folder: Path, encoder: Any = None) -> None:
     """Write the codec's folder."""
     folder.mkdir(exist_ok=True)
@@ -284,10 +304,7 @@ class Reference:
         self.depth = library.CsmDepthDecoderForCausalLM(
             library.CsmDepthDecoderConfig(**depth, attn_implementation="eager")
         )
-        self.encoder = library.MimiModel(
-            library.MimiConfig(**ENCODER, rope_theta=10_000.0, attn_implementation="eager")
-        )
-        self._randomise_encoder(seed)
+        self.encoder = random_encoder(seed)
         parts = [self.text, self.projection, self.backbone, self.head, self.depth]
         for part in parts:
             _randomise(part, generator)
@@ -299,22 +316,6 @@ class Reference:
             self.head.weight[-1].zero_()
         if self.codec is not None:
             fill_codebooks(self.codec, generator)
-
-    @torch.no_grad()
-    def _randomise_encoder(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        _randomise(self.encoder, generator)
-        self.encoder.eval()
-        # Codebooks lie where the vectors of sound lie: elsewhere one entry would be the nearest to all of them.
-        latents = self.encoder.encoder(torch.randn(1, 1, 9_600, generator=generator) * 0.3).latents
-        for kind in ("semantic", "acoustic"):
-            quantizer = getattr(self.encoder.quantizer, f"{kind}_residual_vector_quantizer")
-            found = quantizer.input_proj(latents)[0].T
-            for n, layer in enumerate(quantizer.layers):
-                book = layer.codebook
-                book.cluster_usage.uniform_(0.5, 3.0, generator=generator)
-                noise = torch.randn(book.embed_sum.shape, generator=generator) * found.std(0) * 0.7**n
-                book.embed_sum.copy_((noise + (0 if n else found.mean(0))) * book.cluster_usage[:, None])
 
     @property
     def table(self) -> Tensor:

@@ -23,6 +23,7 @@ from breeze_reference import (
     codec_module,
     fill_codebooks,
     random_codec,
+    random_encoder,
     save_codec,
     transformers,
 )
@@ -45,6 +46,16 @@ TAGS = {
     "codec_language_id": {"chinese": CODES + 7, "english": CODES + 2, "beijing_dialect": CODES + 26},
     "spk_id": {"vivian": CODES + 900, "dylan": CODES + 901},
     "spk_is_dialect": {"vivian": False, "dylan": "beijing_dialect"},
+}
+
+
+SPEAKER = {
+    "enc_dim": 32,
+    "enc_channels": [16, 16, 16, 16, 48],
+    "enc_res2net_scale": 4,
+    "enc_attention_channels": 6,
+    "enc_se_channels": 5,
+    "sample_rate": 24_000,
 }
 
 
@@ -85,14 +96,23 @@ def config(kind: str, inner: int) -> dict[str, Any]:
         "model_type": "qwen3_tts",
         "tokenizer_type": "qwen3_tts_tokenizer_12hz",
         "tts_model_type": kind,
-        "tts_model_size": "1b7",
+        "tts_model_size": "0b6" if inner == 32 else "1b7",
         "im_start_token_id": FIRST_SPECIAL + 1,
         "im_end_token_id": FIRST_SPECIAL + 2,
         "tts_pad_token_id": FIRST_SPECIAL + 3,
         "tts_bos_token_id": FIRST_SPECIAL + 4,
         "tts_eos_token_id": FIRST_SPECIAL + 5,
-        "talker_config": talker,
+        "talker_config": talker if kind == "custom_voice" else {**talker, "spk_id": {}, "spk_is_dialect": {}},
+        **({"speaker_encoder_config": SPEAKER} if kind == "base" else {}),
     }
+
+
+def _mel(sr: int, n_fft: int, n_mels: int, fmin: float, fmax: float) -> Any:
+    """What the package takes from librosa."""
+    made = transformers().audio_utils.mel_filter_bank(
+        n_fft // 2 + 1, n_mels, fmin, fmax, sr, norm="slaney", mel_scale="slaney"
+    )
+    return made.T.astype("float32")
 
 
 @cache
@@ -106,7 +126,7 @@ def package() -> Any:
         module = types.ModuleType(name)
         module.__path__ = [str(folder.joinpath(*name.split(".")[1:]))]
         sys.modules[name] = module
-    sys.modules["librosa.filters"].mel = None  # type: ignore[attr-defined]
+    sys.modules["librosa.filters"].mel = _mel  # type: ignore[attr-defined]
     stand_in = types.ModuleType("qwen_tts.inference.qwen3_tts_tokenizer")
     stand_in.Qwen3TTSTokenizer = None  # type: ignore[attr-defined]
     sys.modules[stand_in.__name__] = stand_in
@@ -142,6 +162,17 @@ class QwenReference:
         self.model = module.Qwen3TTSForConditionalGeneration(made).eval()
         self.talker = self.model.talker
         _randomise(self.talker, generator)
+        with torch.no_grad():
+            for part in self.talker.modules():
+                if isinstance(part, torch.nn.Embedding):
+                    # So large that what is said depends on what was read, not on the biases.
+                    part.weight.mul_(6)
+        if kind == "base":
+            with torch.no_grad():
+                for parameter in self.model.speaker_encoder.parameters():
+                    noise = torch.randn(parameter.shape, generator=generator)
+                    parameter.copy_(noise * parameter[0].numel() ** -0.5 if parameter.dim() > 1 else 0.3 * noise)
+        self.encoder = random_encoder(seed)
         self.codec = random_codec(generator)
         fill_codebooks(self.codec, generator)
 
@@ -151,17 +182,29 @@ class QwenReference:
         (folder / "config.json").write_text(json.dumps(self.config))
         asked = {"do_sample": True, "temperature": 0.8, "subtalker_temperature": 0.7, "top_k": 40, "top_p": 1.0}
         (folder / "generation_config.json").write_text(json.dumps({**asked, "repetition_penalty": 1.05}))
-        state = {f"talker.{name}": tensor.clone() for name, tensor in self.talker.state_dict().items()}
+        state = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         save_file(state, folder / "model.safetensors")
-        save_codec(self.codec, folder / "speech_tokenizer")
+        save_codec(self.codec, folder / "speech_tokenizer", self.encoder)
         save_tokenizer(folder)
         return folder
 
     # ---- the package's generation ------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def generate(self, frames: int, **prompt: Any) -> list[list[int]]:
-        """Greedy codes, at most `frames`.  prompt: the arguments of the package's own `generate`."""
+    def clone(self, sound: Tensor, *, has_words: bool) -> dict[str, Any]:
+        """What the package's `create_voice_clone_prompt` makes of a recording (samples,); without words it is the
+        speaker's vector alone."""
+        codes = self.encoder.encode(sound[None, None]).audio_codes[0, :CODEBOOKS].T
+        return {
+            "ref_code": [codes if has_words else None],
+            "ref_spk_embedding": [self.model.extract_speaker_embedding(sound.numpy(), 24_000)],
+            "x_vector_only_mode": [not has_words],
+            "icl_mode": [has_words],
+        }
+
+    @torch.no_grad()
+    def prompt(self, **prompt: Any) -> dict[str, Any]:
+        """What the package gives its talker.  prompt: the arguments of its own `generate`."""
         asked: dict[str, Any] = {}
 
         def take(**given: Any) -> None:
@@ -176,6 +219,12 @@ class QwenReference:
         finally:
             self.talker.generate = kept
         assert asked["min_new_tokens"] == 2
+        return asked
+
+    @torch.no_grad()
+    def generate(self, frames: int, **prompt: Any) -> list[list[int]]:
+        """Greedy codes, at most `frames`.  prompt: see `prompt`."""
+        asked = self.prompt(**prompt)
         talker, predictor = self.talker, self.talker.code_predictor
         context = asked["inputs_embeds"]
         # Everything is read before speech begins: what is left for each frame is "no text".

@@ -15,7 +15,9 @@ from qwen_reference import FIRST_SPECIAL, QwenReference
 from test_parity import speak
 
 from breeze_rtc.errors import CheckpointError
-from breeze_rtc.models.qwen3_tts import QwenFrontend, _ids, read_tokenizer
+from breeze_rtc.models.prompt import Voice
+from breeze_rtc.models.qwen3_prompts import read_tokenizer
+from breeze_rtc.models.qwen3_tts import _ids
 from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speech_model import SpeechModel, TextSegment
 from breeze_rtc.runtime.engine import Engine
@@ -41,11 +43,9 @@ class Case:
         self.ids = _ids(self.reference.config, self.folder)
         self.library = transformers().Qwen2Tokenizer.from_pretrained(str(self.folder))
 
-    def frontend(self, **voice: Any) -> QwenFrontend:
-        return QwenFrontend(read_tokenizer(self.folder), self.ids, **voice)
-
     def segments(self, text: str = TEXT, **voice: Any) -> list[TextSegment]:
-        frontend = self.frontend(**voice)
+        assert self.model.prompts is not None
+        frontend = self.model.prompts.frontend(Voice(**voice))
         assert frontend.push(text) == []
         return frontend.end()
 
@@ -80,7 +80,7 @@ def test_greedy_codes_of_a_named_voice(request: pytest.FixtureRequest, size: str
     case: Case = request.getfixturevalue(size)
     expected = case.reference.generate(8, input_ids=case.spoken(), languages=["Auto"], speakers=[voice])
     assert len(expected) == 8
-    assert speak(case.model, case.segments(speaker=voice), 8, 1.0, 7) == expected
+    assert speak(case.model, case.segments(name=voice), 8, 1.0, 7) == expected
 
 
 def test_greedy_codes_of_a_designed_voice(custom: Case) -> None:
@@ -147,7 +147,7 @@ def test_tokens_are_those_of_the_library(custom: Case, text: str) -> None:
 @pytest.mark.parametrize("text", [TEXT, "\n\n a", "on <|im_end|>on<|im_<|im_end|>end|> on ", "東", "e\u0301e\u0301"])
 def test_marks_reach_the_end_of_the_text(custom: Case, text: str) -> None:
     """Marks never go back, the last is the length of the text, and the user's text makes no special token."""
-    (segment,) = custom.segments(text, speaker="vivian")
+    (segment,) = custom.segments(text, name="vivian")
     assert list(segment.ends) == sorted(segment.ends)
     assert segment.ends[-1] == len(text)
     words = [token % custom.ids.table.vocab for token in segment.tokens[8:-2]]

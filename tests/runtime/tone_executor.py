@@ -77,7 +77,9 @@ class ToneExecutor:
         self.open_raises: Exception | None = None
         self.steps: list[Step] = []
 
-    def open(self, stream: int, slot: int, *, seed: int, sampling: object, voice: object, prefixes: object) -> None:
+    def open(
+        self, stream: int, slot: int, *, seed: int, sampling: object, voice: object, prefixes: object, heard: object
+    ) -> None:
         if self.open_raises is not None:
             raise self.open_raises
         assert slot not in [state.slot for state in self.voices.values()], "two streams in one slot"
