@@ -113,15 +113,14 @@ def note_lateness(late_ns: list[int]) -> None:
     from breeze_rtc.transport.rtp_line import RtpLine
 
     now = time.monotonic_ns
-    send, speak, run, next_at = AudioSocketLine._send, RtpLine._speak, PhoneLine.run, FarBuffer.next_at
+    run, next_at = PhoneLine.run, FarBuffer.next_at
 
-    def noting_send(line: Any, slot: Any) -> None:
-        send(line, slot)
-        late_ns.append(now() - line.sink.clock.leaves_at(slot.index))
+    def noting(put: Any) -> Any:
+        def noting_put(line: Any, slot: Any) -> None:
+            put(line, slot)
+            late_ns.append(now() - line.sink.clock.leaves_at(slot.index))
 
-    def noting_speak(line: Any, slot: Any) -> None:
-        speak(line, slot)
-        late_ns.append(now() - line.sink.clock.leaves_at(slot.index))
+        return noting_put
 
     def noting_next_at(sink: Any, at: int) -> int | None:
         sink.planned_ns = next_at(sink, at)
@@ -137,8 +136,8 @@ def note_lateness(late_ns: list[int]) -> None:
 
         await run(line, noting_out)
 
-    AudioSocketLine._send = noting_send  # type: ignore[method-assign]
-    RtpLine._speak = noting_speak  # type: ignore[method-assign]
+    for kind in (AudioSocketLine, RtpLine):
+        kind._put = noting(kind._put)  # type: ignore[method-assign]
     FarBuffer.next_at = noting_next_at  # type: ignore[method-assign]
     PhoneLine.run = noting_run  # type: ignore[method-assign]
 

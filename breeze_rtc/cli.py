@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 from rich.console import Console
@@ -378,9 +378,10 @@ def _serve(
             telephone: Phone | None = None
             if phone or sip is not None:
                 key = os.environ.get(phone_key_env)
+                own_key: dict[str, Any] = {"key": key} if key else {}
                 telephone = Phone(
                     phone_url or url,
-                    **({"key": key} if key else {}),
+                    **own_key,
                     twilio_token=os.environ.get(twilio_token_env),
                     audio_socket=(host, audiosocket_port) if audiosocket_port is not None else None,
                     sip=door_of_sip,

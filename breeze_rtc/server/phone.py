@@ -23,10 +23,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from breeze_rtc.clock import MS
 from breeze_rtc.errors import MissingExtra
 from breeze_rtc.server.carrier_api import CarrierApi
 from breeze_rtc.server.sip import Sip
 from breeze_rtc.transport.carrier import CARRIERS
+from breeze_rtc.transport.far_buffer import EAR_DELAY_NS
 
 MAX_FORM_BYTES = 64 * 1024
 _TOLD = {"from": "from", "to": "to", "dial": "dial", "uuid": "uuid", "From": "from", "To": "to"}
@@ -40,7 +42,8 @@ class Phone:
     public_url: how carriers reach this server, such as https://agent.example.org.  twilio_token: the account's auth
     token, to check signatures with.  audio_socket: (host, port) to answer Asterisk's AudioSocket at; whoever reaches
     it may call.  sip: answer SIP calls too.  apis: accounts at carriers, by which calls are
-    placed and put through (`carrier_api.carrier_apis`).
+    placed and put through (`carrier_api.carrier_apis`).  ear_delay_ms: what telephones hold that nobody tells of, from
+    the last clock that is known of (the carrier's player, our RTP) to the ear.
     """
 
     public_url: str
@@ -49,6 +52,7 @@ class Phone:
     audio_socket: tuple[str, int] | None = None
     sip: Sip | None = None
     apis: Mapping[str, CarrierApi] = field(default_factory=dict, repr=False)
+    ear_delay_ms: int = EAR_DELAY_NS // MS
 
     def path(self, carrier: str) -> str:
         return f"/phone/{self.key}/{carrier}"

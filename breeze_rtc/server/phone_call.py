@@ -249,6 +249,7 @@ class CarrierCall:
             clock=desk.clock,
             on_report=desk.engine.report,
             sample_rate=desk.engine.sample_rate,
+            ear_delay_ns=desk.phone.ear_delay_ms * MS,
         )
         self._call = Conversation(desk, self._line, self._line, self)
         self._line.on_digit = self._call.press
@@ -391,6 +392,7 @@ class AudioSocketCall:
             pacer=pacer,
             on_report=desk.engine.report,
             sample_rate=desk.engine.sample_rate,
+            ear_delay_ns=desk.phone.ear_delay_ms * MS,
         )
         self._call = Conversation(desk, self._line, self._line.sink, self)
         self._line.on_digit = self._call.press

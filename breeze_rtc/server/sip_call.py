@@ -339,6 +339,7 @@ class SipCall:
             send=lambda data, to: self._put(0, data, to),
             send_rtcp=lambda data, to: self._put(1, data, to),
             sample_rate=desk.engine.sample_rate,
+            ear_delay_ns=desk.phone.ear_delay_ms * MS,
         )
         self._conversation = Conversation(desk, self.line, self.line.sink, self)
         self.line.on_digit = self._conversation.press

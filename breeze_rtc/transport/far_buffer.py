@@ -31,9 +31,9 @@ LEAD_NS = 400 * MS
 """How much sound the carrier may hold: enough for the network's jitter, little enough to forget."""
 UNMEASURED_DELAY_NS = 60 * MS
 """To the carrier's player, before the first echo."""
-LINE_DELAY_NS = 150 * MS
-"""From the carrier's player to the ear: a telephone's own jitter buffer and line.  No message tells it.  Measured at a
-softphone: 127 ms with its smallest buffer, 200 to 250 ms with the one it comes with (`tests/carrier`)."""
+EAR_DELAY_NS = 210 * MS
+"""From the carrier's player, or from our RTP, to the ear: a telephone's own buffers, which no message tells.  So much a
+softphone held that was left as it comes (`bench/phone_cuts.py`); with its smallest buffer it held 127 ms."""
 PATIENCE_NS = 200 * MS
 """So much later than expected an echo may come before its mark counts as not reached."""
 HOLD_NS = SECOND
@@ -118,13 +118,13 @@ class FarBuffer:
         *,
         sample_rate: int = 24_000,
         lead_ns: int = LEAD_NS,
-        line_delay_ns: int = LINE_DELAY_NS,
+        ear_delay_ns: int = EAR_DELAY_NS,
     ) -> None:
-        """lead_ns: sound the carrier may hold.  line_delay_ns: from its player to the ear."""
+        """lead_ns: sound the carrier may hold.  ear_delay_ns: from its player to the ear."""
         self._sample_rate = sample_rate
         self._packet_samples = ns_to_samples(PACKET_NS, sample_rate)
         self._lead_ns = lead_ns
-        self.line_delay_ns = line_delay_ns
+        self.ear_delay_ns = ear_delay_ns
         """From the carrier's player to the ear; may be set when something tells it."""
         self._streams: dict[int, _Stream] = {}
         # Streams that are over -> media position heard; the oldest are forgotten.
@@ -259,7 +259,7 @@ class FarBuffer:
     @property
     def path_delay_ns(self) -> int:
         """From the moment a packet could be played to the ear."""
-        return self._carrier_delay() + self.line_delay_ns + LOOK_AHEAD_NS
+        return self._carrier_delay() + self.ear_delay_ns + LOOK_AHEAD_NS
 
     @property
     def is_measured(self) -> bool:

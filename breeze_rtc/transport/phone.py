@@ -19,7 +19,7 @@ from breeze_rtc.media.line_codec import LineCodec
 from breeze_rtc.playback import PlaybackReport, SpeechPacket
 from breeze_rtc.transport.caller import CallerVoice
 from breeze_rtc.transport.carrier import Audio, Carrier, Complaint, Digit, Flow, Out, Played, Started, Stopped
-from breeze_rtc.transport.far_buffer import Clear, FarBuffer, Mark, Sound
+from breeze_rtc.transport.far_buffer import EAR_DELAY_NS, Clear, FarBuffer, Mark, Sound
 
 REPORT_NS = 100 * MS
 
@@ -34,9 +34,11 @@ class PhoneLine:
         clock: Clock,
         on_report: Callable[[PlaybackReport], None],
         sample_rate: int = 24_000,
+        ear_delay_ns: int = EAR_DELAY_NS,
     ) -> None:
-        """sample_rate: what media positions count in.  on_report: where the caller is, ten times a second."""
-        self.sink = FarBuffer(sample_rate=sample_rate)
+        """sample_rate: what media positions count in.  on_report: where the caller is, ten times a second.
+        ear_delay_ns: from the carrier's player to the ear."""
+        self.sink = FarBuffer(sample_rate=sample_rate, ear_delay_ns=ear_delay_ns)
         self.started: Started | None = None
         """What the carrier said about the call; None until it has."""
         self.closed = asyncio.Event()

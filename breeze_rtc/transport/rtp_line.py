@@ -1,16 +1,14 @@
 """A telephone line of our own: G.711 over RTP, both ways, with what RTCP says of it.
 
-We are the clock: 20 ms leave each 20 ms on an absolute schedule, silence too, from the first moment on.  Nothing lies
-at a carrier, so a barge-in needs no message: what is not to be heard does not leave.  Where the ear is, RTCP tells as
-far as it can: the round trip, and how unevenly packets arrive (RFC 3550 section 6.4); a telephone that sends extended
-reports says how deep its own buffer is (RFC 3611 section 4.7), for the others that is a guess.
+Where the ear is, RTCP tells as far as it can: the round trip, and how unevenly packets arrive (RFC 3550 section 6.4); a
+telephone that sends extended reports says how deep its own buffer is (RFC 3611 section 4.7), for the others that is an
+assumption.
 
 The sockets belong to somebody else.
 """
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import struct
 from collections.abc import Callable
@@ -20,22 +18,18 @@ import numpy as np
 
 from breeze_rtc.clock import MS, SECOND, Clock, wall_offset_ns
 from breeze_rtc.media import rtcp, rtp, telephone_event
-from breeze_rtc.media.libopus import Decoder
 from breeze_rtc.media.line_codec import LineCodec
 from breeze_rtc.playback import PlaybackReport
-from breeze_rtc.transport.caller import SILENT_NS, CallerVoice
-from breeze_rtc.transport.far_buffer import LINE_DELAY_NS
+from breeze_rtc.transport.caller import SILENT_NS
+from breeze_rtc.transport.far_buffer import EAR_DELAY_NS
 from breeze_rtc.transport.jitter_buffer import JitterBuffer, Source
+from breeze_rtc.transport.paced_line import RATE, SLOT_SAMPLES, PacedLine
 from breeze_rtc.transport.pacer import Pacer
 from breeze_rtc.transport.playhead import Playhead, ReceiverReport
-from breeze_rtc.transport.playout import SLOT_TICKS, Playout, Slot
+from breeze_rtc.transport.playout import SLOT_TICKS, Slot
 
-RATE = 8_000
-SLOT_SAMPLES = 160
 CODECS = {0: LineCodec("PCMU"), 8: LineCodec("PCMA")}
 SILENCE = {number: codec.silence(SLOT_SAMPLES) for number, codec in CODECS.items()}
-REPORT_SLOTS = 5
-"""Positions are told ten times a second."""
 FIRST_RTCP_SLOTS, RTCP_SLOTS = 50, 250
 """After a second, then every five (RFC 3550 section 6.2)."""
 DEVICE_NS = 40 * MS
@@ -59,8 +53,8 @@ class Quality(NamedTuple):
     sent: int
 
 
-class RtpLine:
-    """To an agent's session it is the sink, the listener's position and the microphone of one call."""
+class RtpLine(PacedLine):
+    """One call's sound, both ways."""
 
     def __init__(
         self,
@@ -71,23 +65,16 @@ class RtpLine:
         send: Callable[[bytes, Address], None],
         send_rtcp: Callable[[bytes, Address], None],
         sample_rate: int = 24_000,
+        ear_delay_ns: int = EAR_DELAY_NS,
     ) -> None:
-        """Nothing leaves before `connect`.  send, send_rtcp: put a packet on the wire.  sample_rate: what media
-        positions count in.  on_report: where the caller is, ten times a second."""
-        self.sink = Playout(sample_rate=sample_rate, ear=self._ear_ticks)
-        self.closed = asyncio.Event()
-        self.caller = CallerVoice(clock)
-        self.on_digit: Callable[[str], None] = lambda digit: None
-        """Called with each key that is pressed."""
-        self.on_slot: Callable[[Slot, int], None] = lambda slot, start_ns: None
-        """Called with each slot after it has left, and when slot 0 left."""
+        """Nothing leaves before `connect`.  send, send_rtcp: put a packet on the wire.  ear_delay_ns: what a telephone
+        holds that does not tell."""
+        super().__init__(clock=clock, pacer=pacer, on_report=on_report, sample_rate=sample_rate)
         self.last_word_at = clock.now()
         """When anything came from the other end."""
         self.quality = Quality(None, 0, 0, 0)
         self.buffer = JitterBuffer(ticks=_ticks_of, carries_copy=lambda payload: False)
-        self._clock = clock
-        self._pacer = pacer
-        self._on_report = on_report
+        self._ear_delay_ns = ear_delay_ns
         self._send = send
         self._send_rtcp = send_rtcp
         # Where sound goes: what was agreed, and then where sound comes from (symmetric RTP, RFC 4961).
@@ -104,7 +91,6 @@ class RtpLine:
         self._packets = self._octets = 0
         self._is_first = True
         self._name = secrets.token_hex(6)
-        self._decoder: tuple[int, Decoder] | None = None
         self._key_began = 0
         self._keypad = telephone_event.Keypad(SLOT_SAMPLES)
         # Timestamp of the key that is being told to us: each is told several times.
@@ -115,7 +101,6 @@ class RtpLine:
         self._came = 0
         self._last_sound = np.zeros(SLOT_SAMPLES, np.int16)
         self._heard_at: int | None = None
-        self._told: set[int] = set()
         self._wall_offset_ns = wall_offset_ns()
 
     # --- what was agreed
@@ -131,7 +116,7 @@ class RtpLine:
         if self.sink.clock is None:
             self.sink.start(self._pacer.join(self._tick))
             assert self.sink.clock is not None
-            self._playhead = Playhead(self.sink.clock, 0, estimate_ns=LINE_DELAY_NS)
+            self._playhead = Playhead(self.sink.clock, 0, estimate_ns=self._ear_delay_ns)
 
     def open(self) -> None:
         """The other end listens: speech may go."""
@@ -174,6 +159,8 @@ class RtpLine:
             return
         if address[0] not in (self._agreed[0], self._address[0]):
             return
+        # Back to where it comes from, as with sound: a telephone names an address that may not be reached.
+        self._rtcp_address = address
         now = self.last_word_at = self._clock.now()
         self._reception.heard(report, now)
         if report.buffer_ms is not None and report.buffer_ms < 2_000:
@@ -206,61 +193,22 @@ class RtpLine:
     def is_pressing(self) -> bool:
         return self._keypad.is_busy
 
-    # --- the session's side
-
-    def position(self, stream: int) -> PlaybackReport:
-        """Where the caller is in `stream`, now."""
-        now = self._clock.now()
-        gaps, gap_ns = self.sink.gaps_in(stream)
-        return PlaybackReport(
-            stream=stream,
-            heard_samples=self.sink.heard_samples(stream, self._ear_ticks()),
-            at_ns=now,
-            path_delay_ns=self.path_delay_ns,
-            dry_at_ns=self.sink.dry_at(stream, now),
-            is_playing=not (self.sink.is_paused or self.sink.is_held),
-            is_measured=False,
-            gaps=gaps,
-            gap_ns=gap_ns,
-        )
-
-    def pause(self) -> None:
-        """Fall silent and keep what is to be said.  What has left is heard."""
-        self.sink.pause(self._clock.now())
-        self.sink.silenced_at(self.sink.sent_ticks)
-
-    def resume(self) -> None:
-        """Speak on from the first sample that has not left."""
-        self.sink.resume()
-
     @property
     def path_delay_ns(self) -> int:
         if self._playhead is None:
-            return LINE_DELAY_NS
+            return self._ear_delay_ns
         return self._playhead.position(self._clock.now(), self.sink.sent_ticks).path_delay_ns
 
     def close(self) -> None:
-        """The call is over: no more sound leaves."""
         if not self.closed.is_set():
             self._report(self._clock.now(), is_bye=True)
-        self._pacer.leave(self._tick)
-        self.closed.set()
-        self.caller.close()
+        super().close()
 
     # ---
 
     def _tick(self) -> None:
-        assert self.sink.clock is not None
-        while self.sink.next_at() <= (now := self._clock.now()):
-            slot = self.sink.next_slot(now)
-            self._speak(slot)
-            self.on_slot(slot, self.sink.clock.start_ns)
-            if slot.index % REPORT_SLOTS == 0:
-                self._tell()
-                self.sink.forget(self._ear_ticks())
-            if slot.index % RTCP_SLOTS == FIRST_RTCP_SLOTS:
-                self._report(now)
-        self._hear(now)
+        super()._tick()
+        self._hear(self._clock.now())
 
     def _is_theirs(self, address: Address) -> bool:
         """Whether a packet is from the other end: from where it said, or, while nothing comes from there, from wherever
@@ -272,7 +220,7 @@ class RtpLine:
         self._address = address
         return True
 
-    def _speak(self, slot: Slot) -> None:
+    def _put(self, slot: Slot) -> None:
         timestamp = rtp.add(self._origin, slot.index * SLOT_SAMPLES)
         key = self._keypad.next() if self._keypad.is_busy else None
         if key is not None and self._keys_type is not None:
@@ -280,14 +228,17 @@ class RtpLine:
             if is_new:
                 self._key_began = timestamp
             # The same for all that is said of a key: slots may be missed, and another would be another key.
-            self._put(self._keys_type, self._key_began, telephone_event.written(told), is_marked=is_new)
-        if slot.stream is not None:
-            self._put(self._payload_type, timestamp, self._written(slot.stream, slot.payload), is_marked=self._is_first)
+            self._packet(self._keys_type, self._key_began, telephone_event.written(told), is_marked=is_new)
+        samples = self._sound(slot)
+        if samples is not None:
+            self._packet(self._payload_type, timestamp, self._codec.write(samples), is_marked=self._is_first)
         elif key is None:
-            self._put(self._payload_type, timestamp, SILENCE[self._payload_type], is_marked=self._is_first)
+            self._packet(self._payload_type, timestamp, SILENCE[self._payload_type], is_marked=self._is_first)
         self._is_first = False
+        if slot.index % RTCP_SLOTS == FIRST_RTCP_SLOTS:
+            self._report(self._clock.now())
 
-    def _put(self, payload_type: int, timestamp: int, payload: bytes, *, is_marked: bool) -> None:
+    def _packet(self, payload_type: int, timestamp: int, payload: bytes, *, is_marked: bool) -> None:
         assert self._address is not None
         if self.sink.is_held:
             return
@@ -296,14 +247,6 @@ class RtpLine:
         self._sequence = (self._sequence + 1) & 0xFFFF
         self._packets += 1
         self._octets += len(payload)
-
-    def _written(self, stream: int, payload: bytes) -> bytes:
-        if self._decoder is None or self._decoder[0] != stream:
-            self._decoder = (stream, Decoder(RATE))
-        samples = self._decoder[1].decode_int16(payload)
-        if samples is None or len(samples) != SLOT_SAMPLES:
-            return SILENCE[self._payload_type]
-        return self._codec.write(samples)
 
     def _report(self, now: int, *, is_bye: bool = False) -> None:
         if self._rtcp_address is None or self.sink.clock is None or self.sink.is_held:
@@ -346,15 +289,6 @@ class RtpLine:
         if self._playhead is None:
             return 0
         return self._playhead.position(self._clock.now(), self.sink.sent_ticks).ticks
-
-    def _tell(self) -> None:
-        streams = self.sink.streams
-        self._told.intersection_update(streams)
-        for stream in streams:
-            if stream not in self._told:
-                if self.sink.is_heard(stream, self._ear_ticks()):
-                    self._told.add(stream)
-                self._on_report(self.position(stream))
 
 
 def _ticks_of(payload: bytes) -> int | None:

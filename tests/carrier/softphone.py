@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+from machine import hurry
 from numpy.typing import NDArray
 
 EAR_RATE = 48_000
@@ -28,8 +29,15 @@ MOUTH_RATE = 8_000
 MOUTH_PIECE = 320
 MODULES = "/usr/lib/baresip/modules"
 PAGE = 4_096
+LATE_NS = 10_000_000
+"""Later than a thread wakes up that plays a sound card, but for a machine that keeps it waiting."""
+
+JITTER_BUFFER_MS = 200
+"""Ten packets, what its settings allow it to hold."""
 
 CONFIG = """\
+jitter_buffer_delay 5-10
+audio_buffer 20-160
 sip_listen 127.0.0.1:{port}
 audio_player alsa,ear
 audio_source alsa,mouth
@@ -90,6 +98,10 @@ class Softphone:
         self.pid = 0
         self.loud_s = 0.0
         """How long it has been loud."""
+        self.late_ns: list[int] = []
+        """By how much its sound card was late since the call began, where that was more than `LATE_NS`."""
+        self.unready = 0
+        """Times that it had less than 20 ms ready for its sound card."""
 
     def __enter__(self) -> Softphone:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -116,6 +128,7 @@ class Softphone:
             stderr=self._log,
         )
         self.pid = self._phone.pid
+        hurry(self.pid)
         self._card = threading.Thread(target=self._run, daemon=True)
         self._card.start()
         return self
@@ -176,12 +189,15 @@ class Softphone:
 
     def _run(self) -> None:
         """The sound card: 20 ms each way each 20 ms, from the telephone's first sound on."""
+        hurry(threading.get_native_id())
         ear, mouth = self._pipes
         began = time.monotonic_ns()
         count = 0
         while not self._ends.is_set():
             count += 1
-            time.sleep(max(0, began + count * 20_000_000 - time.monotonic_ns()) / 1e9)
+            due = began + count * 20_000_000
+            time.sleep(max(0, due - time.monotonic_ns()) / 1e9)
+            late_ns = time.monotonic_ns() - due
             try:
                 piece = os.read(ear, EAR_PIECE)
             except BlockingIOError:
@@ -191,6 +207,9 @@ class Softphone:
                     continue
                 # The next piece comes out 20 ms after this one.
                 self._began_ns = began + (count - 1) * 20_000_000
+            if late_ns > LATE_NS:
+                self.late_ns.append(late_ns)
+            self.unready += len(piece) < EAR_PIECE
             if piece and np.abs(np.frombuffer(piece, "<i2")).max() > 1_000:
                 self.loud_s += 0.02
             with self._lock:

@@ -6,46 +6,32 @@ The truth is what came out of the telephone, never anything that we count.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import softphone
-from page import Hall, serving, until
+from barge_in import LINES, LONG, PHONE, barge_in
+from exchange import exchange
+from page import serving, until
 from pressed_keys import keys_heard
 from softphone import Softphone
-from speech import spoken
-from tone_engine import RATE, WORD, ToneEngine
-from tone_words import sounds, words
+from tone_engine import ToneEngine
+from tone_words import words
 
 from breeze_rtc.agent.parrot import GREETING
 from breeze_rtc.agent.session import AgentSession, Callbacks, SpeechHandle, UserTurn
-from breeze_rtc.clock import MS, SECOND, MonotonicClock
+from breeze_rtc.clock import SECOND, MonotonicClock
 from breeze_rtc.server import phone_call
-from breeze_rtc.server.phone import Phone
-from breeze_rtc.server.sip import Sip
-from breeze_rtc.transport.far_buffer import LINE_DELAY_NS, MARK_PACKETS, PACKET_NS
-from breeze_rtc.transport.phone import PhoneLine
-from breeze_rtc.transport.rtp_line import RtpLine
 
 pytestmark = pytest.mark.skipif(bool(softphone.missing()), reason=softphone.missing() or "no telephone")
-
-PHONE = Phone("https://agent.example.org", key="secret", sip=Sip("127.0.0.1:0"))
-LONG = "one two three four five six seven eight nine ten eleven twelve one two three four five six seven eight"
-WORD_NS = WORD * SECOND // RATE
-QUIET_NS = 300 * MS
-"""More than the telephone's own delay has been on a machine that did nothing else (`far_buffer.LINE_DELAY_NS`)."""
-HERE = Path(__file__).parent
-COUGH = "stop it please, I want to ask you something"
 
 
 class Agent:
@@ -80,109 +66,41 @@ class Agent:
         return [message.text for session in self.sessions for message in session.history if message.role == "assistant"]
 
 
-class Exchange:
-    """A program that answers SIP calls, and what it tells."""
-
-    def __init__(self) -> None:
-        self.uri = ""
-        self.pid = 0
-        self.told: list[dict[str, Any]] = []
-
-    def all(self, event: str) -> list[dict[str, Any]]:
-        return [item for item in self.told if item["event"] == event]
-
-
-@asynccontextmanager
-async def exchange(hall: Hall, kind: str) -> AsyncIterator[Exchange]:
-    """kind: a carrier's personality, or `sip`: the server's own SIP door."""
-    here = Exchange()
-    if kind == "sip":
-        assert hall.server.sip is not None
-        here.uri = f"sip:agent@127.0.0.1:{hall.server.sip.port}"
-        yield here
-        return
-    door = hall.http.replace("http", "ws") + f"/phone/secret/{kind}"
-    command = [str(HERE / "carrier.py"), kind, door]
-    running = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
-    assert running.stdout is not None
-    here.pid = running.pid
-
-    async def read() -> None:
-        async for line in running.stdout or ():
-            if line.startswith(b"{"):
-                here.told.append(json.loads(line))
-            elif b"sip:" in line:
-                here.uri = line.decode().split()[-1]
-
-    reading = asyncio.create_task(read())
-    try:
-        await until(lambda: bool(here.uri))
-        yield here
-    finally:
-        running.terminate()
-        assert await running.wait() == 0
-        await reading
-
-
-def _noting(method: Callable[..., Any], times: list[int]) -> Callable[..., Any]:
-    def noted(*args: Any) -> Any:
-        times.append(MonotonicClock().now())
-        return method(*args)
-
-    return noted
-
-
-@pytest.mark.parametrize("kind", ["twilio", "telnyx", "plivo", "vonage", "asterisk", "sip"])
-async def test_a_barge_in_over_a_real_telephone(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", LINES)
+async def test_a_barge_in_over_a_real_telephone(kind: str, tmp_path: Path) -> None:
     """Reproductions 12 and 15 (cloudflare/agents#2261, fastrtc#341).  The caller speaks over a greeting of eight
-    seconds.  The telephone is silent within what it holds itself and one mark's interval, and the words that came out
-    of it are those of the history, but for one at most.
+    seconds.  The telephone is silent within what its jitter buffer may hold and one mark's interval, and the words that
+    came out of it are those of the history, but for one at most.
 
-    Telnyx's line is A-law, and its pieces come out of order.
+    Telnyx's line is A-law, and its pieces come out of order.  A call that breaks this counts unless the machine was
+    seen to keep one of the programs waiting; then another is placed, three at most.
     """
-    decided: list[int] = []
-    for line, method in ((PhoneLine, PhoneLine.pause), (PhoneLine, PhoneLine.clear), (RtpLine, RtpLine.pause)):
-        monkeypatch.setattr(line, method.__name__, _noting(method, decided))
-    agent = Agent(LONG)
-    engine = ToneEngine(tells_words_apart=True)
-    async with serving(agent.callbacks, phone=PHONE, engine=engine) as hall, exchange(hall, kind) as carrier:
-        codec = "pcma" if kind == "telnyx" else "pcmu"
-        with Softphone(tmp_path / "phone", carrier.uri, codec=codec) as phone:
-            await until(lambda: phone.loud_s > 1.5)
-            phone.say(spoken(COUGH, rate=8_000))
-            await until(lambda: bool(agent.cut))
-            await asyncio.sleep(0.7)
-            heard = phone.heard()
-            phone.save(tmp_path / "heard.wav")
-        await hall.is_free()
-    (speech,) = agent.cut
-    when = sounds(heard)
-    last_ns = phone.at_ns(int(when[-1]) * 80 + 160)
-    first_ns = phone.at_ns(int(when[0]) * 80 + 160)
-    number, share = words(heard)
-    said = speech.heard_text.split()
-    print(
-        f"{kind}: heard {number - 1 + share:.2f} words, history {len(said)}; "
-        f"decision to silence {(last_ns - decided[0]) / MS:.0f} ms"
-    )
-    assert speech.heard_text + speech.unheard_text == LONG
-    assert not carrier.all("refused")
-    busy_words = 0.0
+    for attempt in range(3):
+        call = await barge_in(kind, tmp_path / f"phone{attempt}")
+        print(call)
+        assert call.history + call.rest == LONG
+        if not call.faults:
+            break
+        assert call.stalls, call.faults
+    assert not call.faults
     if kind != "sip":
-        dry_ns = next(item["at_ns"] for item in carrier.all("dry") if item["at_ns"] > decided[0])
-        own_ns = (first_ns - carrier.all("plays")[0]["at_ns"], last_ns - dry_ns)
-        print(f"    its own delay {own_ns[0] / MS:.0f} to {own_ns[1] / MS:.0f} ms; {LINE_DELAY_NS / MS:.0f} assumed")
-        # Its buffers grow when the machine is busy, so it is what they hold at the end that counts; and what they never
-        # hold on a quiet one is nothing that anybody could know.
-        busy_words = max(0, max(own_ns) - QUIET_NS) / WORD_NS
-        assert last_ns - decided[0] <= max(own_ns) + MARK_PACKETS * PACKET_NS
-        assert max(own_ns) < 600 * MS
-        assert max(item["waiting_ms"] for item in carrier.all("sound")) <= 420
-        (clear,) = carrier.all("clear")[:1]
-        assert clear["held_ms"] > 0
-    else:
-        assert last_ns - decided[0] <= 700 * MS
-    assert abs(len(said) - (number - 1 + share)) <= 1 + busy_words
+        events = {name: [item for item in call.told if item["event"] == name] for name in ("refused", "sound", "clear")}
+        assert not events["refused"]
+        assert max(item["waiting_ms"] for item in events["sound"]) <= 420
+        assert events["clear"][0]["held_ms"] > 0
+
+
+async def test_a_telephone_that_was_kept_waiting_is_noticed(tmp_path: Path) -> None:
+    """Else a busy machine would look like a fault of ours, or the other way round."""
+    agent = Agent(LONG)
+    async with serving(agent.callbacks, phone=PHONE) as hall, exchange(hall, "sip") as line:
+        with Softphone(tmp_path / "phone", line.uri) as phone:
+            await until(lambda: phone.loud_s > 0.3)
+            before = phone.unready
+            os.kill(phone.pid, signal.SIGSTOP)
+            await asyncio.sleep(0.2)
+            os.kill(phone.pid, signal.SIGCONT)
+            await until(lambda: phone.unready >= before + 5)
 
 
 @pytest.mark.parametrize("kind", ["twilio", "sip"])

@@ -12,22 +12,18 @@ from pathlib import Path
 
 import pytest
 import softphone
+from barge_in import LONG, PHONE
 from bent_path import Bend, BentPath
+from exchange import exchange
 from page import Hall, serving, until
 from softphone import Softphone
 from speech import spoken
-from test_carrier_calls import exchange
 from tone_engine import ToneEngine
 from tone_words import words
 
 from breeze_rtc.agent.session import AgentSession, Callbacks, SpeechHandle
-from breeze_rtc.server.phone import Phone
-from breeze_rtc.server.sip import Sip
 
 pytestmark = pytest.mark.skipif(bool(softphone.missing()), reason=softphone.missing() or "no telephone")
-
-PHONE = Phone("https://agent.example.org", key="secret", sip=Sip("127.0.0.1:0"))
-LONG = "one two three four five six seven eight nine ten eleven twelve one two three four five six seven eight"
 
 
 class Agent:

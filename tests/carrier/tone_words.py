@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from tone_engine import TONES_HZ
+from tone_engine import RATE, TONES_HZ, WORD
+
+WORD_SAMPLES = WORD * 8_000 // RATE
+HALF = 0.15
+"""Of the strength of a tone."""
 
 
 def levels(samples: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -18,18 +22,33 @@ def levels(samples: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def words(samples: NDArray[np.float32]) -> tuple[int, float]:
-    """How many words of a speech are in a recording, in order from its first, and the share of the last one."""
+    """How many words of a speech are in a recording, in order from its first, and the share of the last one.
+
+    Its ends lie where the windows hold half of it, which is told to a few ms: a share never is more than 1.
+    """
     strength = levels(samples)
-    is_sound = strength.max(axis=1) > 0.02
+    is_sound = strength.max(axis=1) > HALF
     tones = strength.argmax(axis=1)
-    number, lasted = 0, 0
-    for tone in tones[is_sound]:
-        if tone == number % len(TONES_HZ):
-            lasted += 1
-        elif tone == (number + 1) % len(TONES_HZ):
-            number, lasted = number + 1, 1
-    # Windows that hold a little of a word make it look longer than it is.
-    return number + 1, min(lasted / 40, 1.0)
+    number, first, last = 0, -1, -1
+    for at in np.flatnonzero(is_sound):
+        if tones[at] == (number + 1) % len(TONES_HZ):
+            number, first = number + 1, at
+        if tones[at] == number % len(TONES_HZ):
+            first, last = at if first < 0 else first, at
+    if first < 0:
+        return 1, 0.0
+    own = strength[:, number % len(TONES_HZ)]
+    begins = first - _crossing(own, first, -1)
+    ends = last + _crossing(own, last, 1)
+    return number + 1, float(min((ends - begins) * 80 / WORD_SAMPLES, 1.0))
+
+
+def _crossing(level: NDArray[np.float32], at: int, step: int) -> float:
+    """How many windows from `at`, towards `step`, the level falls to half: 0 to 1."""
+    if not 0 <= at + step < len(level):
+        return 0.0
+    here, beyond = float(level[at]), float(level[at + step])
+    return min(1.0, max(0.0, (here - HALF) / (here - beyond))) if here > beyond else 0.0
 
 
 def sounds(samples: NDArray[np.float32]) -> NDArray[np.intp]:

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from breeze_rtc.clock import MS
-from breeze_rtc.transport.far_buffer import LINE_DELAY_NS, PACKET_NS, Clear, FarBuffer, Mark, Sound
+from breeze_rtc.transport.far_buffer import EAR_DELAY_NS, PACKET_NS, Clear, FarBuffer, Mark, Sound
 
 
 @dataclass
@@ -19,7 +19,7 @@ class FarPlayer:
 
     sink: FarBuffer
     delay_ns: int = 25 * MS
-    line_ns: int = LINE_DELAY_NS
+    line_ns: int = EAR_DELAY_NS
     rate_ppm: int = 0
     gives_marks: bool = True
     is_on_hold: bool = False

@@ -107,7 +107,7 @@ def test_speech_is_heard_a_line_later_and_a_clear_ends_it_at_once() -> None:
     turn(made, clock, 1_000)
     position = made.position(1)
     assert not position.is_measured
-    assert abs(position.heard_samples - (1_000 - 156) * 24) <= 40 * 24
+    assert abs(position.heard_samples - (1_000 - made.path_delay_ns // MS) * 24) <= 40 * 24
     assert position.dry_at_ns is not None
     assert reports
     unheard = made.sink.clear(1)

@@ -15,7 +15,7 @@ from breeze_rtc.media import rtcp, rtp, telephone_event
 from breeze_rtc.media.line_codec import LineCodec
 from breeze_rtc.media.opus import SpeechEncoder
 from breeze_rtc.playback import PlaybackReport, SpeechPacket
-from breeze_rtc.transport.far_buffer import LINE_DELAY_NS
+from breeze_rtc.transport.far_buffer import EAR_DELAY_NS
 from breeze_rtc.transport.rtp_line import DEVICE_NS, RtpLine
 
 PHONE, PHONE_RTCP = ("192.0.2.1", 6_000), ("192.0.2.1", 6_001)
@@ -146,7 +146,7 @@ def test_what_was_sent_is_heard_after_the_path_and_a_pause_holds_the_rest() -> N
     wire.line.sink.write(1, speech(100))
     wire.run(1_000)
     delay_ns = wire.line.path_delay_ns
-    assert abs(delay_ns - LINE_DELAY_NS) < 10 * MS
+    assert abs(delay_ns - EAR_DELAY_NS) < 10 * MS
     assert abs(wire.line.position(1).heard_samples - 24 * (1_000 - delay_ns // MS)) <= 480
     wire.line.pause()
     wire.run(400)
@@ -172,6 +172,20 @@ def test_reports_of_the_telephone_move_the_ear() -> None:
     assert (wire.line.quality.lost, wire.line.quality.sent) == (3, 55)
 
 
+def test_reports_go_back_to_where_the_telephone_s_come_from() -> None:
+    """Its session description may name an address that cannot be reached; sound finds its way, and so do reports, or
+    there never is a round trip.  A stranger's port leads nowhere."""
+    wire = Wire()
+    wire.run(1_100)
+    assert wire.rtcp_to == [PHONE_RTCP]
+    there = ("198.51.100.7", 40_000)
+    wire.hears(0, 160 * b"\xff", at=there)
+    wire.reported(delay_ns=0, at=("198.51.100.7", 40_001))
+    wire.reported(delay_ns=0, at=("203.0.113.9", 40_001))
+    wire.run(5_000)
+    assert wire.rtcp_to == [PHONE_RTCP, ("198.51.100.7", 40_001)]
+
+
 def test_a_telephone_that_tells_its_buffer_is_believed() -> None:
     wire = Wire()
     wire.run(100)
@@ -180,7 +194,7 @@ def test_a_telephone_that_tells_its_buffer_is_believed() -> None:
     metrics[26:28] = (200).to_bytes(2)
     body = (9).to_bytes(4) + bytes((7, 0, 0, 8)) + bytes(metrics)
     wire.line.receive_rtcp(bytes((0x80, 207)) + (len(body) // 4).to_bytes(2) + body, PHONE_RTCP)
-    assert wire.line.path_delay_ns - before_ns == 200 * MS + DEVICE_NS - LINE_DELAY_NS
+    assert wire.line.path_delay_ns - before_ns == 200 * MS + DEVICE_NS - EAR_DELAY_NS
 
 
 def test_strangers_move_nothing() -> None:
