@@ -59,6 +59,9 @@ class AudioSink(Protocol):
     def write(self, stream: int, packets: tuple[SpeechPacket, ...]) -> None:
         """Queue the next packets of `stream`, in order.  Packets of a cleared stream are dropped."""
 
+    def rest(self, stream: int, samples: int) -> None:
+        """At media position `samples` the speaker may pause: silence before the packet that begins there is no gap."""
+
     def end(self, stream: int) -> None:
         """No more packets of `stream` will come."""
 

@@ -45,6 +45,14 @@ class Voice(Protocol):
     def reads_numbers(self) -> bool:
         """Whether it says "$12.50" as a person would; otherwise it gets words."""
 
+    @property
+    def pace(self) -> float | None:
+        """Seconds of speech that it makes in a second; None while nobody knows."""
+
+    @property
+    def stumble_s(self) -> float:
+        """The longest that it has lately stood still."""
+
     def speak(self, *, voice: str | None = None) -> Reply: ...
 
 

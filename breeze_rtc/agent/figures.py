@@ -60,6 +60,9 @@ class TurnFigures:
     """Times that silence stood inside of it because its sound was late."""
     gap_s: float = 0.0
     """How long that was, together."""
+    held_back_s: float = 0.0
+    """How much later its sentences began than their first sound was there, because the voice is slower than speech: it
+    is silence before the first and between them, and none of the gaps."""
     concealed_s: float = 0.0
     """What the listener's player made up meanwhile, for what the network lost or brought late."""
 
@@ -94,6 +97,7 @@ def figures_of(handle: SpeechHandle) -> TurnFigures:
         words_unsure=handle.words_unsure,
         gaps=handle.gaps,
         gap_s=handle.gap_s,
+        held_back_s=handle.held_back_s,
         concealed_s=handle.concealed_s,
     )
 
@@ -126,6 +130,7 @@ def trace(figures: TurnFigures) -> None:
         "breeze.false_interruptions": figures.false_interruptions,
         "breeze.gaps": figures.gaps,
         "breeze.gap_s": figures.gap_s,
+        "breeze.held_back_s": figures.held_back_s,
         "breeze.concealed_s": figures.concealed_s,
     }
     if line.stopped_s is not None:

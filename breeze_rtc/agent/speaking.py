@@ -17,6 +17,7 @@ from ..errors import StepFailed
 from ..playback import PlaybackReport, TextMark
 from .call import Call, Reply, Voice
 from .figures import Timeline
+from .reserve import KEEPS_UP, PACKET_S, Reserve
 from .text import TextFilter
 from .transcript import Message, Transcript
 
@@ -29,6 +30,8 @@ _POLL_S = 0.1
 _SHORT_LEAD_S, _DRY_VOICE_S, _MOST_BOUNDS = 0.8, 0.25, 2.5
 # One that has made no sound of its last text for so long is given more in any case: it may need the whole text.
 _SILENT_VOICE_S = 1.0
+# A slow voice that makes no more sound for so long, at a pace of 1, is not waited for.
+_STARVED_S = 2.0
 _FINALLY_S = 2.0
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
@@ -63,9 +66,15 @@ class SpeechHandle:
         """What the listener's player made up while it was heard."""
         self.words_unsure = 0
         """Of an interrupted one: words that may or may not have been heard."""
+        self.held_back_s = 0.0
+        """How much later its sentences began than their first sound was there, because the voice is slower than speech:
+        silence before the first, and pauses between them."""
         # What the player had made up when it began to be heard.
         self._concealed_before_ns: int | None = None
         self._transcript = Transcript(sample_rate)
+        # Sound on its way to the sink; and since when the sink has none because it is kept back.
+        self._reserve = Reserve(sample_rate)
+        self._silent_from_s: float | None = None
         self._filter = text_filter
         # Of the filter's text, how much the voice has been given, and where its last mark is, spoken and written.
         self._spoken_chars = 0
@@ -138,7 +147,7 @@ class SpeechHandle:
     @property
     def unheard_s(self) -> float:
         """Seconds of it that were made and have not been heard: at an interruption, what was made in vain."""
-        return (self._transcript.delivered_samples - self._transcript.heard_samples) / self._sample_rate
+        return (self._reserve.made_samples - self._transcript.heard_samples) / self._sample_rate
 
     @property
     def done(self) -> bool:
@@ -201,6 +210,9 @@ class Mouth:
         self._floor = asyncio.Event()
         self._floor.set()
         self._turn = asyncio.Lock()
+        # How much sound was made in this call, and how long its speeches were, in characters.
+        self._made_s = 0.0
+        self._lengths: list[int] = []
         self._cut: list[SpeechHandle] = []  # silenced, their last position not confirmed yet
         self.is_held = False
         """Between `hold` and what ends it."""
@@ -290,6 +302,8 @@ class Mouth:
                 reply.end()
                 handle._has_all_text = True
                 handle._moved_at_s = _now()
+                handle._reserve.know(handle.text, is_all=True)
+                self._hand_on(handle, reply)
         except ExceptionGroup as group_error:
             raise group_error.exceptions[0] from None
 
@@ -297,6 +311,7 @@ class Mouth:
         handle._transcript.push(text)
         handle._pushed_at_s = _now()
         handle._pushed_samples = handle._transcript.delivered_samples
+        handle._reserve.know(handle.text)
         self._call.send({"type": "speech", "stream": reply.stream, "text": text})
         spoken = handle._spoken(text)
         if spoken:
@@ -307,14 +322,52 @@ class Mouth:
             if handle.interrupted:
                 break  # a step that was running when the user interrupted still delivers
             handle._moved_at_s = handle._made_at_s = _now()
+            self._on_sound(reply.stream, chunk.pcm)
+            end_samples = chunk.start_samples + chunk.samples
+            handle._reserve.make(end_samples, chunk.packets, handle._written(chunk.marks))
+            self._made_s += chunk.samples / self._voice.sample_rate
+            self._hand_on(handle, reply)
+        if not handle.interrupted:  # a stream that was cancelled ends too, but in the middle of its text
+            self._hand_on(handle, reply, is_all=True)
+            handle._transcript.complete()
+            if not handle.is_filler:
+                self._lengths.append(len(handle.text))
+        self._call.sink.end(reply.stream)
+
+    def _hand_on(self, handle: SpeechHandle, reply: Reply, *, is_all: bool = False) -> None:
+        """Give the sink what of the sound may go: all of it where the voice keeps up, or makes no more of it."""
+        reserve, pace, lead_s = handle._reserve, self._voice.pace, 0.0
+        is_slow = pace is not None and pace < KEEPS_UP
+        if is_slow:
+            report = self._call.position(reply.stream)
+            in_sink = handle._transcript.delivered_samples - report.heard_samples
+            lead_s = max(0.0, in_sink / self._voice.sample_rate - report.path_delay_ns / SECOND)
+        if is_slow and not is_all:
+            assert pace is not None
+            packets, marks = reserve.take(
+                lead_s,
+                pace=pace,
+                stumble_s=self._voice.stumble_s,
+                known_s=self._made_s,
+                usual_chars=self._usual_chars(),
+            )
+        else:
+            packets, marks = reserve.take_all()
+        if packets:
+            if handle._silent_from_s is not None:
+                handle.held_back_s += max(0.0, _now() - handle._silent_from_s)
+                handle._silent_from_s = None
             if handle.timeline.first_sound_s is None:
                 handle.timeline.first_sound_s = _now()
-            self._call.sink.write(reply.stream, chunk.packets)
-            self._on_sound(reply.stream, chunk.pcm)
-            handle._transcript.deliver(chunk.start_samples + chunk.samples, handle._written(chunk.marks))
-        if not handle.interrupted:  # a stream that was cancelled ends too, but in the middle of its text
-            handle._transcript.complete()
-        self._call.sink.end(reply.stream)
+            self._call.sink.write(reply.stream, packets)
+        handle._transcript.deliver(reserve.out_samples, marks)
+        if reserve.is_kept_back and handle._silent_from_s is None:
+            handle._silent_from_s = _now() + lead_s + len(packets) * PACKET_S
+            self._call.sink.rest(reply.stream, reserve.out_samples)
+
+    def _usual_chars(self) -> int:
+        """What the speeches of this call are long, in the middle."""
+        return sorted(self._lengths)[len(self._lengths) // 2] if self._lengths else 0
 
     async def _room(self, handle: SpeechHandle | None = None) -> None:
         """Wait until less than the bound of all speech is unheard."""
@@ -325,6 +378,8 @@ class Mouth:
                 return
             if handle is not None and not self.is_held:
                 transcript, waited_s = handle._transcript, _now() - max(handle._pushed_at_s, handle._made_at_s)
+                if handle._reserve.wants_text and unheard_s <= _MOST_BOUNDS * self._max_unheard_s:
+                    return
                 lead_s = (transcript.delivered_samples - transcript.heard_samples) / self._voice.sample_rate
                 is_short = lead_s < _SHORT_LEAD_S and unheard_s <= _MOST_BOUNDS * self._max_unheard_s
                 is_silent = lead_s <= 0 and transcript.delivered_samples == handle._pushed_samples
@@ -497,6 +552,13 @@ class Mouth:
     def _watch(self) -> None:
         """A voice that has all its text and makes no more sound, for a listener who waits, will not recover."""
         for handle in self.speeches:
+            quiet_s = _now() - max(handle._pushed_at_s, handle._made_at_s)
+            if (
+                handle._reply is not None
+                and handle._reserve.is_kept_back
+                and quiet_s > _STARVED_S / (self._voice.pace or 1)
+            ):
+                self._hand_on(handle, handle._reply, is_all=True)
             transcript = handle._transcript
             is_starved = transcript.heard_samples >= transcript.delivered_samples and not transcript.is_complete
             if self.is_held or not (handle._has_all_text and is_starved):

@@ -70,6 +70,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATS_EVERY_NS = 100 * MS
+FRAMES_TO_TELL = 128
+"""Frames that the average time of one goes by: ten seconds of speech."""
+FRAMES_KNOWN = 16
+"""What was measured before serving counts as so many; where nothing was, the first of a cold machine count for none."""
 ADDING_EVERY_NS = 20 * MS
 """How often a driver with nothing else to do looks whether a new voice is ready."""
 TEXT_SLICE_CHARS = 256
@@ -207,6 +211,10 @@ class Driver:
         self._counts: Counter[str] = Counter()
         self._stage_steps: Counter[str] = Counter()
         self._stage_ns: Counter[str] = Counter()
+        # What a frame takes, with all that makes one, on average of the last `FRAMES_TO_TELL`; 0 while nobody knows.
+        self._frame_ns = scheduler.stats(clock.now()).frame_alone_ns
+        self._frame_work_ns = 0
+        self._frames = FRAMES_KNOWN if self._frame_ns else 0
         # When the next snapshot is due; None when nothing happened since the last one.
         self._stats_at: int | None = None
 
@@ -231,6 +239,7 @@ class Driver:
             result = self._run(step)
             self._stage_steps[step.stage.name] += 1
             self._stage_ns[step.stage.name] += result.duration_ns
+            self._count_frame(step.stage, result.duration_ns)
             now = self._clock.now()
             self._scheduler.step_done(step, result, now)
             self._deliver()
@@ -545,6 +554,18 @@ class Driver:
             self._stats_at = self._stats_at or self._clock.now()
         return utterance
 
+    def _count_frame(self, stage: Stage, duration_ns: int) -> None:
+        """Stalls count as what they are: who hears this has to wait for them, too."""
+        if stage >= Stage.BACKBONE:
+            self._frame_work_ns += duration_ns
+        if stage is Stage.BACKBONE:
+            work_ns, self._frame_work_ns = self._frame_work_ns, 0
+            self._frames = min(self._frames + 1, FRAMES_TO_TELL)
+            if self._frame_ns:
+                self._frame_ns += (work_ns - self._frame_ns) // self._frames
+            elif self._frames == FRAMES_KNOWN:
+                self._frame_ns = self._scheduler.stats(self._clock.now()).frame_alone_ns
+
     def _will_tell(self) -> None:
         """Something has changed that the next snapshot shows."""
         if self._stats_at is None:
@@ -590,6 +611,8 @@ class Driver:
             "queued": {priority.name.lower(): stats.queued[priority] for priority in Priority},
             "refused": {priority.name.lower(): stats.refused[priority] for priority in Priority},
             "is_strained": stats.is_strained,
+            "frame_ns": self._frame_ns,
+            "stumble_ns": stats.stumble_ns,
             "counts": dict(self._counts),
         }
 

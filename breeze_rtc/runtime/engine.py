@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
+from breeze_rtc.clock import SECOND
 from breeze_rtc.errors import (
     BadRecording,
     BadRequest,
@@ -552,6 +553,17 @@ class Engine:
         A model whose prompt is the text as it is has none.
         """
         return self._known.feed != Feed.PREFIX.value
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds of speech that it makes in a second, of each stream; None while nobody knows."""
+        frame_ns = self.stats.get("frame_ns") or self._known.frame_ns
+        return self.frame_samples * SECOND / self.sample_rate / frame_ns if frame_ns else None
+
+    @property
+    def stumble_s(self) -> float:
+        """The longest that it has lately stood still."""
+        return float(self.stats.get("stumble_ns", 0)) / SECOND
 
     @property
     def voices(self) -> tuple[str, ...]:

@@ -78,6 +78,8 @@ class Ready:
     """What was loaded, where, and what it holds there, as a sentence."""
     clones: bool = False
     """It can make a voice of a recording."""
+    frame_ns: int = 0
+    """What a frame of a stream that is alone takes, as far as that was measured; 0: nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)

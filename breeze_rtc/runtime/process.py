@@ -276,6 +276,7 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
         executor.feed,
         summary(start.model, model, executor),
         model.clones,
+        scheduler.stats(clock.now()).frame_alone_ns,
     )
     return driver, ready
 

@@ -56,6 +56,11 @@ class Forecast:
         mean_ns = stage_ns(self._costs.mean_ns, self._specs, stage, rows, units)
         return (mean_ns + self.stage_ns(stage, rows, units)) // 2
 
+    def mean_alone_ns(self) -> int:
+        """What a frame of a stream that is alone takes on average, its decoding included; 0 when nothing is known."""
+        stages = (Stage.BACKBONE, Stage.DEPTH, Stage.CODEC)
+        return sum(stage_ns(self._costs.mean_ns, self._specs, stage, 1) for stage in stages) if self._is_on else 0
+
     @property
     def stumble_ns(self) -> int:
         """By how much a step took longer than predicted, at worst and of late."""

@@ -96,6 +96,10 @@ class SchedulerStats:
     """Duration over prediction of all steps so far, in parts of `costs.ONE`."""
     margins: Mapping[Stage, int]
     """What a typical time is multiplied with for a prediction, in the same unit."""
+    frame_alone_ns: int
+    """What a frame of a stream that is alone takes on average now; 0 when nothing is known."""
+    stumble_ns: int
+    """By how much a step took longer than predicted, at worst and of late."""
     moves: tuple[Histogram, Histogram]
     """By how much reports moved deadlines, in ns: the first of each stream, which replaced the estimate; the others."""
 
@@ -401,6 +405,8 @@ class Scheduler:
             is_strained=self._admission.is_strained,
             step_ratios=self._costs.ratios,
             margins={stage: self._costs.margin(stage) for stage in Stage},
+            frame_alone_ns=self._forecast.mean_alone_ns(),
+            stumble_ns=self._forecast.stumble_ns,
             moves=self._moves,
         )
 

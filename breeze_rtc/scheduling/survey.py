@@ -402,7 +402,8 @@ class Survey:
         lead_cap_ns = self._lead_cap()
         if lead_cap_ns != self.lead_cap_ns:
             self.lead_cap_ns = lead_cap_ns
-            self._longest_now = longest_chunk(self._policy.ladder, self._frame_ns, lead_cap_ns)
+            longest = longest_chunk(self._policy.ladder, self._frame_ns, lead_cap_ns)
+            self._longest_now = min(longest, self.longest_interactive)
         if self._rests_long and self.lead_cap_ns is not None:
             self._longest_keep_ns = self._keep_ns(self.longest_interactive)
 
@@ -415,6 +416,10 @@ class Survey:
         """
         most_ns = self._policy.lead_cap_ns
         if most_ns is None:
+            return None
+        too_slow_ns = self._frame_ns * 3 // 4
+        if self.frame_cost_ns + self.codec_cost_ns > too_slow_ns and self._forecast.mean_alone_ns() > too_slow_ns:
+            # Never far ahead by itself.  What its listener has waited for is the lead that it lives on.
             return None
         if self._is_strained:
             most_ns = most_ns * STRAINED_LEAD_PERCENT // 100

@@ -559,6 +559,9 @@ class MeteredSink:
             self._on_first_packet(stream)
         self._sink.write(stream, packets)
 
+    def rest(self, stream: int, samples: int) -> None:
+        self._sink.rest(stream, samples)
+
     def end(self, stream: int) -> None:
         self._sink.end(stream)
 

@@ -115,6 +115,11 @@ class Metrics:
             ["were"],
             registry=self._registry,
         )
+        self.held_back = Counter(
+            "breeze_held_back_seconds",
+            "Silence before and between sentences of a voice that is slower than speech, so that none breaks off",
+            registry=self._registry,
+        )
         self.concealed = Counter(
             "breeze_concealed_seconds",
             "Sound that listeners' players made up during speech, for what the network lost or brought late",
@@ -136,6 +141,7 @@ class Metrics:
         self.speeches.labels("broken" if figures.gaps else "whole").inc()
         for fate in ("heard", "unheard", "unsure"):
             self.words.labels(fate).inc(getattr(figures, f"words_{fate}"))
+        self.held_back.inc(figures.held_back_s)
         self.concealed.inc(figures.concealed_s)
 
     def text(self) -> bytes:

@@ -33,7 +33,7 @@ FRAME_SAMPLES = 1_920
 _SLOTS, _PAGE_TOKENS, _PAGES = 16, 16, 16 * 400
 _BUCKETS = (1, 2, 4, 8, 16)
 _COSTS = {Stage.TEXT: 1 * MS, Stage.PREFILL: 2 * MS, Stage.BACKBONE: 2 * MS, Stage.DEPTH: 2 * MS, Stage.CODEC: 4 * MS}
-"""Of one step: about what the nano voice takes on a laptop, a tenth of real time."""
+"""Of one step, CODEC of one frame in it: about what the nano voice takes on a laptop, a tenth of real time."""
 _LETTERS = 4.7  # of an English word
 
 
@@ -84,7 +84,8 @@ class ToneVoice(Engine):
     words_per_minute: of English text; a long word takes longer than a short one.
     stalls: the engine stands still for so many seconds before it makes the word of that number in a stream, counted
         from 0.  What is heard of it is a hole as long as that, less what had been made ahead.
-    slowness: 1 makes speech ten times faster than it is heard, 10 just in time, more leaves holes.
+    slowness: 1 makes speech ten times faster than it is heard, 10 just in time, more is slower than speech.  The engine
+        has measured it when the first call begins.
     has_marks: without them nothing says where the words are, as with a model that was never aligned.
     reads_whole_text: it cannot begin before it has all of a stream's text, as models that take text as a prompt.
     errors: streams that fail, by the number of the word before which they do.
@@ -140,8 +141,15 @@ class ToneVoice(Engine):
             slots=_SLOTS,
             kv_pages=_PAGES,
             page_tokens=_PAGE_TOKENS,
-            # A step takes as long for many rows as for one.
-            costs=CostTable({(stage, bucket, 1): cost for stage, cost in _COSTS.items() for bucket in _BUCKETS}),
+            costs=CostTable(
+                {
+                    # As long for many rows as for one.
+                    (stage, bucket, frames): executor.step_ns(stage, frames)
+                    for stage in Stage
+                    for frames in (_BUCKETS if stage is Stage.CODEC else (1,))
+                    for bucket in _BUCKETS
+                }
+            ),
             policy=self._policy,
         )
         driver = Driver(
@@ -152,7 +160,14 @@ class ToneVoice(Engine):
             speaker=lambda _open: Speaker(_Frontend(waits=self.reads_whole_text)),  # type: ignore[arg-type]
             max_frames=60 * 60 * RATE // FRAME_SAMPLES,
         )
-        self._facts = Ready(self.model_name, RATE, FRAME_SAMPLES, ("tones", "other tones"), feed=executor.feed)
+        self._facts = Ready(
+            self.model_name,
+            RATE,
+            FRAME_SAMPLES,
+            ("tones", "other tones"),
+            feed=executor.feed,
+            frame_ns=scheduler.stats(clock.now()).frame_alone_ns,
+        )
         self._link, self._peer = line.face, line  # type: ignore[assignment]
         self._driving = asyncio.create_task(_drive(driver, line, clock))
 
@@ -317,9 +332,13 @@ class _ToneExecutor:
     def end_text(self, stream: int) -> None:
         self._streams[stream].has_all_text = True
 
+    def step_ns(self, stage: Stage, frames: int) -> int:
+        """How long a step takes, without stalls; frames: per row, of CODEC."""
+        return round(_COSTS[stage] * frames * self._voice.slowness)
+
     def run(self, step: Step) -> StepResult:
         began = self._clock.now()
-        self._clock.spend(round(_COSTS[step.stage] * self._voice.slowness))
+        self._clock.spend(self.step_ns(step.stage, step.rows[0].count if step.stage is Stage.CODEC else 1))
         rows = tuple(self._row(step.stage, row) for row in step.rows)
         return StepResult(rows, self._clock.now() - began)
 

@@ -82,6 +82,8 @@ class _Stream:
     sent_samples: int = 0
     heard_samples: int = 0
     first_sent_ns: int | None = None
+    # Media position before which silence is a pause, not a gap.
+    rest_samples: int | None = None
     # Times that the carrier ran dry in the middle of it, and for how long.
     gaps: int = 0
     gap_ns: int = 0
@@ -168,6 +170,12 @@ class FarBuffer:
         room = max(0, MAX_PACKETS - sum(len(other.packets) for other in self._streams.values()))
         entry.packets.extend(packets[:room])
         self.dropped_packets += len(packets[room:])
+
+    def rest(self, stream: int, samples: int) -> None:
+        """Silence before the packet that begins at media position `samples` is a pause, and no gap."""
+        entry = self._streams.get(stream)
+        if entry is not None:
+            entry.rest_samples = samples
 
     def end(self, stream: int) -> None:
         """No more packets of `stream` will come."""
@@ -328,7 +336,8 @@ class FarBuffer:
 
     def _record(self, stream: int, entry: _Stream, packets: tuple[SpeechPacket, ...], now: int) -> int:
         if self._plays_until_ns < now:
-            if entry.sent_samples > 0 and not self._was_paused:
+            is_rest = self._was_paused or packets[0].start_samples == entry.rest_samples
+            if entry.sent_samples > 0 and not is_rest:
                 self.gaps += 1
                 entry.gaps += 1
                 entry.gap_ns += now - self._plays_until_ns

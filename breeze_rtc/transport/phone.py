@@ -146,6 +146,9 @@ class PhoneLine:
         self.sink.write(stream, packets)
         self._changed.set()
 
+    def rest(self, stream: int, samples: int) -> None:
+        self.sink.rest(stream, samples)
+
     def end(self, stream: int) -> None:
         self.sink.end(stream)
         self._changed.set()

@@ -120,6 +120,8 @@ class _Stream:
     # The slot, and how many, that passed without a packet in mid-stream since its last packet left.
     dry_slot: int | None = None
     dry_slots: int = 0
+    # Media position before which silence is a pause, not a gap.
+    rest_samples: int | None = None
     # Times that it then went on, and the slots that passed.
     gaps: int = 0
     gap_slots: int = 0
@@ -195,6 +197,12 @@ class Playout:
         room = max(0, self._max_packets - self.queued_packets)
         entry.packets.extend(packets[:room])
         self.dropped_packets += len(packets[room:])
+
+    def rest(self, stream: int, samples: int) -> None:
+        """Silence before the packet that begins at media position `samples` is a pause, and no gap."""
+        entry = self._streams.get(stream)
+        if entry is not None:
+            entry.rest_samples = samples
 
     def end(self, stream: int) -> None:
         """No more packets of `stream` will come."""
@@ -504,10 +512,11 @@ class Playout:
         if entry.first_slot is None:
             entry.first_slot = slot
         if entry.dry_slots:
-            entry.gaps += 1
-            entry.gap_slots += entry.dry_slots
-            self.gaps += 1
-            self.gap_slots += entry.dry_slots
+            if packet.start_samples != entry.rest_samples:
+                entry.gaps += 1
+                entry.gap_slots += entry.dry_slots
+                self.gaps += 1
+                self.gap_slots += entry.dry_slots
             entry.dry_slot, entry.dry_slots = None, 0
         entry.sent.append((ticks, packet))
         last = entry.runs[-1] if entry.runs else None

@@ -110,6 +110,8 @@ class FakeVoice:
     ) -> None:
         self.sample_rate = RATE
         self.reads_numbers = True
+        self.pace: float | None = None
+        self.stumble_s = 0.0
         self.word_s = word_s
         self.has_marks = has_marks
         self.error = error
@@ -131,6 +133,7 @@ class FakeSink:
         self.cleared: set[int] = set()
         self.ended: set[int] = set()
         self.late_packets = 0
+        self.rests: list[tuple[int, int]] = []
         self.is_playing = True
         self.is_paused = False
         self._runs: dict[int, list[tuple[float, int, int]]] = {}  # stream -> (leaves at, start, samples)
@@ -147,6 +150,9 @@ class FakeSink:
         at = float("inf") if self.is_paused else max(self._free_at, now())
         self._runs.setdefault(stream, []).append((at, start, PACKET))
         self._free_at = max(self._free_at, at + PACKET / RATE)
+
+    def rest(self, stream: int, samples: int) -> None:
+        self.rests.append((stream, samples))
 
     def end(self, stream: int) -> None:
         self.ended.add(stream)

@@ -379,6 +379,11 @@ def test_stats_come_ten_times_a_second_and_once_when_all_is_quiet() -> None:
     assert all(later - earlier >= 100 * MS for earlier, later in itertools.pairwise(times[:-1]))
     assert snapshots[0].values["streams"]["1"]["lead_ns"] > 0
     last = snapshots[-1].values
+    assert last["frame_ns"] == pytest.approx(
+        sum(last["stages"][stage]["seconds"] * SECOND for stage in ("BACKBONE", "DEPTH", "CODEC"))
+        / last["stages"]["BACKBONE"]["steps"],
+        rel=0.2,
+    )
     ratios = last["step_ratios"]["DEPTH"]
     assert sum(ratios["counts"]) == last["stages"]["DEPTH"]["steps"] - 1, "the first step of all was not predicted"
     assert (ratios["margin"], ratios["sum"]) == (1.0, sum(ratios["counts"])), "steps of equal length are predicted so"

@@ -243,6 +243,24 @@ def test_a_machine_that_stumbles_keeps_more_ahead() -> None:
     assert leads[1] >= 400
 
 
+@pytest.mark.parametrize(("frame_ms", "most_ms"), [(20, 1_200), (70, 3_000)])
+def test_a_machine_hardly_faster_than_speech_lives_on_the_lead_it_has(
+    monkeypatch: pytest.MonkeyPatch, frame_ms: int, most_ms: int
+) -> None:
+    """A sink that has waited for three seconds of sound before it began: such a machine goes on making, one with time
+    to spare lets the lead melt to its cap."""
+    monkeypatch.setitem(COSTS_MS, Stage.BACKBONE, frame_ms - 11)
+    desk = Desk(policy=Policy())
+    desk.open(1, frames=200)
+    desk.until_spoken(1)
+    for _ in range(40):
+        desk.report(1, dry_at=desk.now + 3_000 * MS, heard_ms=0)
+        desk.until(desk.now // MS + 100)
+    made_ms = desk.samples(1) * 1_000 // RATE
+    print(made_ms)
+    assert (made_ms > most_ms) == (frame_ms == 70)
+
+
 def test_a_ladder_of_one_rung_is_a_fixed_chunk() -> None:
     """The first sound waits for all of it, and what is left at the end goes as it is."""
     (outcome,), _ = simulated(Policy(ladder=(16,), lead_cap_ns=None, flushes_early=False), [Utterance(frames=40)])

@@ -95,6 +95,8 @@ class ToneEngine:
         self.sample_rate = RATE
         self.frame_samples = 960
         self.reads_numbers = True
+        self.pace: float | None = None
+        self.stumble_s = 0.0
         self.voices = ("high", "low")
         self.licence_note = ""
         self.restarts = 0

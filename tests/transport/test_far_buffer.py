@@ -282,6 +282,20 @@ def test_a_slow_voice_makes_a_gap_and_the_position_stands_still_in_it() -> None:
     assert sink.is_heard(1, far.now)
 
 
+@pytest.mark.parametrize(("rest", "gaps"), [(25 * 480, 0), (24 * 480, 1)])
+def test_running_dry_where_the_speaker_rests_is_no_gap(rest: int, gaps: int) -> None:
+    """Silence before the packet that was named is a pause; before another one it is a gap."""
+    sink = FarBuffer()
+    sink.write(1, packets(0, 25))
+    sink.rest(1, rest)
+    far = FarPlayer(sink)
+    far.run(2 * SECOND)
+    sink.write(1, packets(25, 25))
+    sink.end(1)
+    far.run(4 * SECOND)
+    assert sink.gaps == sink.report(1, far.now).gaps == gaps
+
+
 def test_xoff_holds_the_sound_back() -> None:
     far = in_call()
     far.sink.has_room = False

@@ -167,6 +167,21 @@ def test_running_dry_in_mid_stream_is_one_gap() -> None:
     assert (playout.gaps, playout.gap_slots) == (1, 3)
 
 
+def test_running_dry_where_the_speaker_rests_is_no_gap() -> None:
+    """Silence before the packet that was named is a pause; before the next one it is a gap."""
+    playout = started()
+    playout.write(1, packets(2))
+    playout.rest(1, 2 * 480)
+    run(playout, 5)
+    playout.write(1, packets(1, first=2))
+    run(playout, 1)
+    assert (playout.gaps, playout.gaps_in(1)) == (0, (0, 0))
+    run(playout, 2)
+    playout.write(1, packets(1, first=3))
+    run(playout, 1)
+    assert playout.gaps_in(1) == (1, 2 * SLOT_NS)
+
+
 def test_an_end_that_comes_late_is_no_gap() -> None:
     """Silence after the last packet is not inside the speech."""
     playout = started()
