@@ -17,14 +17,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import platform
 import random
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +29,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path += [str(Path(__file__).parent.parent / "tests" / n) for n in ("agent", "server", "testing", "transport")]
 from barge_ins import STORY, STORYTELLER, words_off
+from origin import origin
 from page import Page, serving, until
 from python_listener import Microphone, clock
 from speech import spoken
@@ -158,14 +156,11 @@ def main() -> None:
     figures["words_off_worst"] = max(cut.words_off for cut in cuts)
     figures["cuts"] = len(cuts)
     if arguments.json:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-        about = {
-            "machine": f"{platform.processor() or platform.machine()}, {platform.system()}",
-            "versions": {name: version(name) for name in ("aiortc", "av", "onnxruntime")},
-            "commit": head.stdout.strip(),
-            "arguments": sys.argv[1:],
-        }
-        arguments.json.write_text(json.dumps(about | {"values": [asdict(cut) for cut in cuts], **figures}, indent=1))
+        arguments.json.write_text(
+            json.dumps(
+                origin("aiortc", "av", "onnxruntime") | {"values": [asdict(cut) for cut in cuts], **figures}, indent=1
+            )
+        )
     print("RESULT " + " ".join(f"{name}={value:g}" for name, value in figures.items()))
 
 

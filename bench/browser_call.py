@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+from origin import origin
 from playwright.sync_api import sync_playwright
 
 from tests.e2e.conftest import chromium, microphone_flags
@@ -77,14 +75,9 @@ def main() -> None:
     }
     figures |= {"first_sound_worst_ms": round(max(columns["first_sound_ms"])), "gaps": gaps, "turns": len(turns)}
     if arguments.json:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-        about = {
-            "machine": f"{platform.processor() or platform.machine()}, {platform.system()}",
-            "versions": {name: version(name) for name in ("aiortc", "torch", "av")} | {"chromium": chromium_version},
-            "commit": head.stdout.strip(),
-            "arguments": sys.argv[1:],
-        }
-        arguments.json.write_text(json.dumps(about | {"turns": [asdict(turn) for turn in turns], **figures}, indent=1))
+        values = {"turns": [asdict(turn) for turn in turns], **figures}
+        about = origin("aiortc", "torch", "av", chromium=chromium_version)
+        arguments.json.write_text(json.dumps(about | values, indent=1))
     print("RESULT " + " ".join(f"{name}={value}" for name, value in figures.items()))
 
 

@@ -15,18 +15,14 @@ import argparse
 import asyncio
 import io
 import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
 import wave
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from origin import origin
 
 from breeze_rtc.models import checkpoint
 from breeze_rtc.models.prompt import Voice
@@ -68,16 +64,6 @@ async def together(engine: Engine, voice: str, seed: int, streams: int) -> list[
     # What was cancelled is over before the next begin.
     await asyncio.sleep(0.05)
     return list(found)
-
-
-def commit() -> str:
-    try:
-        command = ["git", "rev-parse", "--short", "HEAD"]
-        return subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 async def run(options: argparse.Namespace) -> None:
@@ -126,13 +112,7 @@ async def run(options: argparse.Namespace) -> None:
         if not key.startswith("plain"):
             figures[f"{key}_to_plain"] = f"{p50 / base:.2f}"
     if options.json:
-        document = {
-            "machine": f"{platform.machine()} {platform.processor()}".strip(),
-            "cpus": os.cpu_count(),
-            "python": sys.version,
-            "versions": {name: version(name) for name in ("torch", "av", "numpy")},
-            "commit": commit(),
-            "arguments": {name: value for name, value in vars(options).items() if name != "json"},
+        document = origin("torch", "av", "numpy") | {
             "parameters": sum(p.numel() for p in model.parameters()),
             "raw": raw,
         }

@@ -16,14 +16,12 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
+
+from origin import origin
 
 from breeze_rtc.runtime.engine import Engine
 from breeze_rtc.scheduling.stream import Priority
@@ -82,16 +80,6 @@ async def stage_ms(engine: Engine) -> dict[str, float]:
     return {name: 1e3 * stage["seconds"] for name, stage in engine.stats.get("stages", {}).items()}
 
 
-def commit() -> str:
-    try:
-        command = ["git", "rev-parse", "--short", "HEAD"]
-        return subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 async def run(options: argparse.Namespace) -> None:
     figures: dict[str, str] = {}
     raw: dict[str, object] = {}
@@ -123,18 +111,7 @@ async def run(options: argparse.Namespace) -> None:
             figures[f"rtf_c{streams}"] = f"{used_s / speech_s:.3f}"
             figures[f"wall_rtf_c{streams}"] = f"{wall:.3f}"
     if options.json:
-        document = {
-            "machine": f"{platform.machine()} {platform.processor()}".strip(),
-            "cpus": os.cpu_count(),
-            "python": sys.version,
-            "versions": {name: version(name) for name in ("torch", "av", "numpy")},
-            "commit": commit(),
-            "arguments": {
-                "quick": options.quick,
-                "seed": options.seed,
-                "model": options.model,
-                "threads": options.threads,
-            },
+        document = origin("torch", "av", "numpy") | {
             "start_s": start_s,
             "raw": raw,
         }

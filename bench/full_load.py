@@ -19,11 +19,8 @@ import argparse
 import asyncio
 import json
 import multiprocessing
-import platform
-import subprocess
 import sys
 from collections.abc import AsyncGenerator
-from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -34,6 +31,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path += [str(Path(__file__).parent.parent / "tests" / name) for name in ("server", "transport")]
+from origin import origin
 from page import Page, serving
 from python_listener import PythonListener, clock
 from websockets.asyncio.client import connect
@@ -146,14 +144,9 @@ def main() -> None:
         "errors": told["errors"],
     }
     if arguments.json:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-        about = {
-            "machine": f"{platform.processor() or platform.machine()}, {platform.system()}",
-            "versions": {name: version(name) for name in ("aiortc", "aioice", "onnxruntime")},
-            "commit": head.stdout.strip(),
-            "arguments": sys.argv[1:],
-        }
-        arguments.json.write_text(json.dumps(about | figures | {"lag_ms": lag_ms.tolist()}))
+        arguments.json.write_text(
+            json.dumps(origin("aiortc", "aioice", "onnxruntime") | figures | {"lag_ms": lag_ms.tolist()})
+        )
     print("RESULT " + " ".join(f"{name}={value:g}" for name, value in figures.items()))
 
 

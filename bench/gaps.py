@@ -25,19 +25,18 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from origin import origin
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from media_capacity import LightListener
@@ -323,16 +322,6 @@ async def measure(calls: int, seconds: float, tabs: int) -> tuple[list[Ear], dic
     return ears, used
 
 
-def about() -> dict[str, Any]:
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {"python": platform.python_version(), **{n: version(n) for n in ("aiortc", "torch", "uvloop")}},
-        "commit": head.stdout.strip(),
-        "arguments": sys.argv[1:],
-    }
-
-
 async def main(args: argparse.Namespace) -> None:
     results = []
     print(f"{'':10} {'seconds':>8} {'sent':>5} {'gaps':>5} {'made up':>10}")
@@ -351,7 +340,7 @@ async def main(args: argparse.Namespace) -> None:
                 flush=True,
             )
     if args.json:
-        args.json.write_text(json.dumps(about() | {"results": results}, indent=1))
+        args.json.write_text(json.dumps(origin("aiortc", "torch", "uvloop") | {"results": results}, indent=1))
     parts = []
     for result in results:
         ears = [Ear(**ear) for ear in result["ears"]]

@@ -30,7 +30,6 @@ import gc
 import importlib.util
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -39,11 +38,11 @@ from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from origin import origin
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "transport"))
 from media_senders import BURNS, RATE, voice
@@ -309,11 +308,6 @@ def encode_ms_per_s() -> float:
     return 100 * (time.process_time() - began)
 
 
-def git_commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="6 s each instead of 20, own kinds with fewest sessions")
@@ -369,17 +363,8 @@ async def main() -> None:
     if args.json:
         args.json.write_text(
             json.dumps(
-                {
-                    "machine": platform.processor() or platform.machine(),
-                    "python": platform.python_version(),
-                    "versions": {name: version(name) for name in ("aiortc", "aioice", "av", "uvloop", "breeze_rtc")},
-                    "commit": git_commit(),
-                    "arguments": {
-                        "quick": args.quick,
-                        "duplex": args.duplex,
-                        "peers": args.peers is not None,
-                        "cycles": args.cycles,
-                    },
+                origin("aiortc", "aioice", "av", "uvloop", "breeze_rtc")
+                | {
                     "encode_ms_per_s": encode,
                     "outcomes": [asdict(outcome) for outcome in outcomes],
                     "after_cycles": left,

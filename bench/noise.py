@@ -21,19 +21,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "agent"))
+from origin import origin
 from speech import human, spoken
 
 from breeze_rtc.agent.listen import Moonshine, model_folder
@@ -236,15 +234,10 @@ def main() -> None:
                 flush=True,
             )
     if options.json:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-        about = {
-            "machine": f"{platform.processor() or platform.machine()}, {platform.system()}",
-            "versions": {name: version(name) for name in ("onnxruntime", "moonshine-voice")},
-            "commit": head.stdout.strip(),
-            "arguments": sys.argv[1:],
-        }
         values = {onset: {kind: asdict(found) for kind, found in kinds.items()} for onset, kinds in results.items()}
-        options.json.write_text(json.dumps(about | {"values": values}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps(origin("onnxruntime", "moonshine-voice") | {"values": values}, indent=1) + "\n"
+        )
     last = results[f"{TurnTaking().onset_s:g}"] if f"{TurnTaking().onset_s:g}" in results else results[min(results)]
     figures = [
         f"{kind}_{what}_per_event={getattr(last[kind], what) / last[kind].events:.2f}"

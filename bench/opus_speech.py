@@ -13,17 +13,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import platform
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from origin import origin
 from scipy.signal import resample_poly
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "nano_voice"))
@@ -170,15 +168,10 @@ def main() -> None:
             flush=True,
         )
     if args.json:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
         args.json.write_text(
             json.dumps(
-                {
-                    "machine": platform.processor() or platform.machine(),
-                    "python": platform.python_version(),
-                    "versions": {name: version(name) for name in ("av", "breeze_rtc")},
-                    "commit": commit.stdout.strip(),
-                    "arguments": {"quick": args.quick, "words": args.words, "seed": args.seed},
+                origin("av", "breeze_rtc")
+                | {
                     "outcomes": [asdict(outcome) for outcome in outcomes],
                 }
             )

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +21,7 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+from origin import origin
 from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
 
 from tests.e2e.conftest import chromium
@@ -104,14 +103,7 @@ def main() -> None:
     }
     figures["speaking_script_percent"] = round(statistics.median(row["speaking"][1] for row in rows) / 10, 2)
     if arguments.json:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-        about = {
-            "machine": f"{platform.processor() or platform.machine()}, {platform.system()}",
-            "versions": {"chromium": version},
-            "commit": head.stdout.strip(),
-            "arguments": sys.argv[1:],
-        }
-        arguments.json.write_text(json.dumps(about | {"rounds": rows, **figures}, indent=1))
+        arguments.json.write_text(json.dumps(origin(chromium=version) | {"rounds": rows, **figures}, indent=1))
     print("RESULT " + " ".join(f"{name}={value}" for name, value in figures.items()))
 
 

@@ -19,21 +19,19 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import platform
 import random
-import subprocess
 import sys
 import tempfile
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import uvicorn
 from loudspeaker import MARK_SAMPLES, RATE, SINK_RATE, Loudspeaker, Recording, find_marks, missing, speech
+from origin import origin
 from playwright.async_api import async_playwright
 from simulated import pyplot
 from starlette.applications import Starlette
@@ -674,11 +672,6 @@ def plot(path: Path, outcomes: Sequence[dict[str, Any]], stop: Sequence[float]) 
     figure.savefig(path)
 
 
-def git_commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
 def main() -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three ways of 8 s, and a few cuts")
@@ -704,13 +697,8 @@ def main() -> None:
         stop = stop or before.get("stop_ms", [])
         args.json.write_text(
             json.dumps(
-                {
-                    "machine": platform.processor() or platform.machine(),
-                    "python": platform.python_version(),
-                    "versions": {name: version(name) for name in ("aiortc", "aioice", "av")}
-                    | {"chromium": chromium_version},
-                    "commit": git_commit(),
-                    "arguments": sys.argv[1:],
+                origin("aiortc", "aioice", "av", chromium=chromium_version)
+                | {
                     "stop_ms": [round(ms, 1) for ms in stop],
                     "ways": table,
                 }

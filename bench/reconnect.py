@@ -18,17 +18,15 @@ import asyncio
 import base64
 import itertools
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+from origin import origin
 from playwright.sync_api import sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -97,14 +95,9 @@ def main() -> None:
     figures["repeated"] = len(order) - len(set(order))
     figures["missing"] = len(set(range(max(order) + 1)) - set(order))  # the scale is longer than the cuts take
     if arguments.json:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-        about = {
-            "machine": f"{platform.processor() or platform.machine()}, {platform.system()}",
-            "versions": {name: version(name) for name in ("aiortc", "aioice", "playwright")},
-            "commit": head.stdout.strip(),
-            "arguments": sys.argv[1:],
-        }
-        arguments.json.write_text(json.dumps(about | figures | {"values": taken, "tones": tones}, indent=1))
+        arguments.json.write_text(
+            json.dumps(origin("aiortc", "aioice", "playwright") | figures | {"values": taken, "tones": tones}, indent=1)
+        )
     print("RESULT " + " ".join(f"{name}={value:g}" for name, value in figures.items()))
 
 

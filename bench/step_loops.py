@@ -14,18 +14,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 import torch
+from origin import origin
 from torch import Tensor
 
 from breeze_rtc.models.speech_model import SpeechModel
@@ -78,13 +75,7 @@ def main() -> None:
                     found[rows] = processor_ms(prepare(inputs), seconds)
             print(f"{name:10}{way:10}" + "".join(f"{found[rows]:10.2f}" for rows in ROWS))
     if options.json:
-        document = {
-            "machine": f"{platform.machine()} {platform.processor()}".strip(),
-            "cpu": _cpu_name(),
-            "cpus": os.cpu_count(),
-            "python": sys.version,
-            "versions": {name: version(name) for name in ("torch", "onnxruntime", "numpy")},
-            "arguments": {"quick": options.quick, "compile": options.compile is not None},
+        document = origin("torch", "onnxruntime", "numpy") | {
             "raw": raw,
         }
         options.json.write_text(json.dumps(document, indent=1))
@@ -112,14 +103,6 @@ def _packaged_call(step: torch.nn.Module, inputs: tuple[Tensor, ...], folder: Pa
         aoti_compile_and_package(torch.export.export(step, inputs), package_path=str(path))
     package = aoti_load_package(str(path))
     return lambda: package(*inputs)
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import asyncio
 import gc
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -24,7 +23,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ import numpy as np
 import uvloop
 from aiortc import MediaStreamTrack, RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError
+from origin import origin
 
 from breeze_rtc.clock import MS, MonotonicClock
 from breeze_rtc.media import rtp
@@ -322,11 +321,6 @@ async def growth_kb(path: str, seconds: float, seed: int) -> float:
     return grown
 
 
-def commit() -> str:
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true")
@@ -346,11 +340,7 @@ def main() -> None:
             print(results[-1])
     grown = {path: uvloop.run(growth_kb(path, seconds, arguments.seed)) / seconds for path in reversed(PATHS)}
     if arguments.json:
-        report = {
-            "machine": f"{platform.machine()}, {platform.system()}",
-            "versions": {"python": platform.python_version(), **{n: version(n) for n in ("aiortc", "av", "uvloop")}},
-            "commit": commit(),
-            "arguments": {k: str(v) for k, v in vars(arguments).items()},
+        report = origin("aiortc", "av", "uvloop") | {
             "results": [asdict(result) for result in results],
             "unread_kb_per_s": grown,
         }
