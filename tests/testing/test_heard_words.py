@@ -45,4 +45,8 @@ def test_words_at_twenty_random_cuts_are_within_one(
     assert len(off) == 20
     long_gaps = [gap for gap in gaps if gap > 1.0]
     assert len(long_gaps) >= (5 if has_underrun else 0)
-    assert all(1.2 < gap < 1.9 for gap in long_gaps), long_gaps
+    print(long_gaps)
+    # A hole is the stall less what was in hand: a quarter of a second where the machine was not known to stumble, half
+    # a second and more from then on.
+    assert all(1.4 < gap < 1.5 for gap in long_gaps[1:]), long_gaps
+    assert all(1.4 < gap < 1.85 for gap in long_gaps[:1]), long_gaps
