@@ -13,19 +13,17 @@ import importlib.resources
 import json
 import logging
 import mimetypes
-import secrets
 import socket
 import struct
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import urlencode
 
 import uvicorn
 from starlette.applications import Starlette
@@ -42,10 +40,8 @@ from breeze_rtc.agent.vad import VoiceActivity
 from breeze_rtc.clock import SECOND, Clock, MonotonicClock, ns_to_samples, wall_offset_ns
 from breeze_rtc.errors import (
     BadRequest,
-    CarrierRefused,
     EngineClosed,
     MissingExtra,
-    NoAnswer,
     Overloaded,
     UnknownVoice,
 )
@@ -62,12 +58,12 @@ from breeze_rtc.runtime.process import freeze_heap
 from breeze_rtc.scheduling.stream import Priority
 from breeze_rtc.server import metrics as metrics_module
 from breeze_rtc.server.call import RETURN_S, SILENT_PAGE_S, PageCall, refuse
-from breeze_rtc.server.carrier_api import OVER, RING_S, CarrierApi
 from breeze_rtc.server.http_error import HttpError, errors_as_json, http_error
 from breeze_rtc.server.metrics import Metrics
-from breeze_rtc.server.phone import Phone, PhoneDoor
-from breeze_rtc.server.phone_call import START_S, AudioSocketCall, AudioSocketConnection, CarrierCall, Desk
-from breeze_rtc.server.sip_call import SipCall, SipDoor
+from breeze_rtc.server.phone import Phone
+from breeze_rtc.server.phone_call import Desk
+from breeze_rtc.server.sip_call import SipDoor
+from breeze_rtc.server.telephones import TelephoneCall, Telephones
 from breeze_rtc.server.whep import WhepDoor
 from breeze_rtc.transport.ice import IceServers
 from breeze_rtc.transport.pacer import Pacer
@@ -77,8 +73,6 @@ log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 256 * 1024
 MAX_SPEECH_REQUESTS = 32
-STATE_S = 1.0
-"""How often a carrier is asked whether a telephone still rings."""
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter from the one that sends packets.  Python's own 5 ms, waited for each time
 the loop wakes, cost 20 calls six of ten slots once a user's callback computes in a thread; with this, none."""
@@ -142,16 +136,6 @@ class VoiceServer:
         self._allowed_origins = frozenset(origin.rstrip("/") for origin in allowed_origins)
         self._silent_page_s = silent_page_s
         self._whep = WhepDoor(self._make_call, self._hold, self._is_own_page, self._allowed_origins)
-        self._phone = phone
-        self._phone_door = PhoneDoor(phone, self.phone_call) if phone is not None else None
-        # Calls that have been placed and not begun, by token.
-        self._dialled: dict[str, asyncio.Future[CarrierCall]] = {}
-        # What holds the calls that came by AudioSocket.
-        self._holding: set[asyncio.Task[None]] = set()
-        self._audio_socket = phone.audio_socket if phone is not None else None
-        self._sip = phone.sip if phone is not None else None
-        self.sip: SipDoor | None = None
-        """The SIP door, while it is open."""
         self._return_s = return_s
         self._on_ready = on_ready
         self._clock = clock or MonotonicClock()
@@ -160,7 +144,17 @@ class VoiceServer:
         self._warming: asyncio.Task[None] | None = None
         # One ticker for the packets of all calls.
         self._pacer = Pacer(self._clock)
-        self._calls: set[PageCall | CarrierCall | AudioSocketCall | SipCall] = set()
+        self._calls: set[PageCall | TelephoneCall] = set()
+        self._telephones: Telephones | None = None
+        if phone is not None:
+            self._telephones = Telephones(
+                phone,
+                desk=self._desk,
+                began=self._calls.add,
+                ended=self._calls.discard,
+                pacer=self._pacer,
+                clock=self._clock,
+            )
         # How many come from where; the pages among them by token, with which one comes back.
         self._by_address: Counter[str] = Counter()
         self._pages: dict[str, PageCall] = {}
@@ -179,8 +173,8 @@ class VoiceServer:
             self._open_ears()
             if not self.engine.reads_numbers and numbers.is_installed():
                 await asyncio.to_thread(numbers.warm)
-            asterisk = await self._open_audio_socket()
-            self.sip = await self._open_sip()
+            if self._telephones is not None:
+                await self._telephones.open()
             switch_interval_s = sys.getswitchinterval()
             sys.setswitchinterval(min(switch_interval_s, SWITCH_INTERVAL_S))
             try:
@@ -188,35 +182,16 @@ class VoiceServer:
                 yield
             finally:
                 sys.setswitchinterval(switch_interval_s)
-                if asterisk is not None:
-                    asterisk.close()
                 for call in tuple(self._calls):
                     call.stop()
-                if self.sip is not None:
-                    await self.sip.close()
+                if self._telephones is not None:
+                    await self._telephones.close()
                 await self._whep.close()
                 if self._warming is not None:
                     self._warming.cancel()
                 if self._listener is not None:
                     await self._listener.close()
                 self._activity.close()
-
-    async def _open_audio_socket(self) -> asyncio.Server | None:
-        if self._audio_socket is None:
-            return None
-        host, port = self._audio_socket
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.create_server(lambda: AudioSocketConnection(self._open_audio_socket_call), host, port)
-        except OSError as error:
-            raise BadRequest(f"cannot answer AudioSocket at {host}:{port}: {error.strerror}") from error
-
-    async def _open_sip(self) -> SipDoor | None:
-        if self._sip is None:
-            return None
-        door = SipDoor(self._sip, desk=self._desk, hold=self._hold_phone, pacer=self._pacer, clock=self._clock)
-        await door.open()
-        return door
 
     def _open_ears(self) -> None:
         if not self._listens:
@@ -248,7 +223,7 @@ class VoiceServer:
             Route("/health", self.health),
             Route("/metrics", self.read_metrics),
             *self._whep.routes(),
-            *(self._phone_door.routes() if self._phone_door is not None else []),
+            *(self._telephones.routes() if self._telephones is not None else []),
         ]
 
     # -- calls
@@ -355,38 +330,21 @@ class VoiceServer:
             self._calls.discard(call)
             self._by_address -= Counter([call.address])  # which forgets those that have none left
 
-    async def phone_call(self, socket: WebSocket, carrier: str) -> None:
-        """A carrier's call; see `phone`."""
-        desk = self._desk()
-        if desk is None:
-            await socket.close(1013)  # Before accept: the carrier is refused, and can try another server.
-            return
-        # Asterisk asks for a protocol by the name in its settings, and wants to have it.
-        offered = socket.scope.get("subprotocols") or [None]
-        await socket.accept(offered[0])
-        await self._hold_phone(CarrierCall(socket, carrier, desk))
-
-    def _open_audio_socket_call(self, transport: asyncio.WriteTransport) -> AudioSocketCall | None:
-        """A call that Asterisk brings over TCP."""
-        desk = self._desk()
-        if desk is None:
-            return None
-        call = AudioSocketCall(transport, desk, pacer=self._pacer)
-        holding = asyncio.create_task(self._hold_phone(call))
-        self._holding.add(holding)
-        holding.add_done_callback(self._holding.discard)
-        return call
-
     def _desk(self) -> Desk | None:
         """What one more telephone call needs; None when there is no room for it."""
         if len(self._calls) >= self._max_calls or self._activity is None or not self.engine.is_running:
             self.metrics.refused.labels("too_many_calls").inc()
             return None
-        assert self._phone is not None, "a telephone call comes in by its door"
+        assert self._telephones is not None, "a telephone call comes in by one of its doors"
         return Desk(
             *(self.engine, self._callbacks, self.metrics, self._activity, self._listener, self._clock),
-            *(self._phone, self._dialled, self._next_recording),
+            *(self._telephones.phone, self._telephones.dialled, self._next_recording),
         )
+
+    @property
+    def sip(self) -> SipDoor | None:
+        """The SIP door, while it is open."""
+        return self._telephones.sip if self._telephones is not None else None
 
     async def dial(self, carrier: str, to: str, *, caller: str) -> str:
         """Call a telephone and hold the conversation until it ends; returns why it did.
@@ -395,49 +353,9 @@ class VoiceServer:
         account's.  By SIP `to` may be an address, and `caller` is the account, or nobody.  Raises `BadRequest`,
         `CarrierRefused`, or `NoAnswer`.
         """
-        if carrier == "sip":
-            if self.sip is None:
-                raise BadRequest("to call by SIP, give `Phone` a `sip`")
-            return await self.sip.call(to)
-        if self._phone is None or carrier not in self._phone.apis:
-            raise BadRequest(f"there is no account at {carrier!r} to call by; give `Phone` one in `apis`")
-        api = self._phone.apis[carrier]
-        token = secrets.token_urlsafe(12)
-        begun = self._dialled[token] = asyncio.get_running_loop().create_future()
-        call: str | None = None
-        try:
-            socket_url = f"{self._phone.socket_url(carrier)}?{urlencode({'dial': token, 'from': caller, 'to': to})}"
-            call = await api.dial(to, caller, webhook=self._phone.webhook(carrier, dial=token), socket=socket_url)
-            conversation = await self._answered(begun, api, call, to)
-            reason = await conversation.ended()
-            if conversation.was_put_through:
-                call = None
-            return reason
-        finally:
-            del self._dialled[token]
-            if call is not None:
-                # Where the stream's end does not end it, and while it rings.  One that is over cannot be ended.
-                with suppress(CarrierRefused):
-                    await api.hang_up(call)
-
-    async def _answered(self, begun: asyncio.Future[CarrierCall], api: CarrierApi, call: str, to: str) -> CarrierCall:
-        ends_at = self._clock.now() + (RING_S + START_S) * SECOND
-        while self._clock.now() < ends_at:
-            await asyncio.wait((begun,), timeout=STATE_S)
-            if begun.done():
-                return begun.result()
-            with suppress(CarrierRefused):
-                state = await api.state(call)
-                if state in OVER:
-                    raise NoAnswer(to, state)
-        raise NoAnswer(to, "no-answer")
-
-    async def _hold_phone(self, call: CarrierCall | AudioSocketCall | SipCall) -> None:
-        self._calls.add(call)
-        try:
-            log.info("a telephone call ended: %s", await call.hold())
-        finally:
-            self._calls.discard(call)
+        if self._telephones is None:
+            raise BadRequest("to call a telephone, give the server a `Phone`")
+        return await self._telephones.dial(carrier, to, caller=caller)
 
     def _is_own_page(self, request: HTTPConnection) -> bool:
         """A browser says which page asks; another site's page must not use this server in its user's name."""

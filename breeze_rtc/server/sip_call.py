@@ -19,14 +19,12 @@ from breeze_rtc.errors import BadRequest, LineCannot, NoAnswer, PeerError
 from breeze_rtc.server.phone_call import THROUGH, Conversation, Desk, check_keys, check_number
 from breeze_rtc.server.sip import Sip
 from breeze_rtc.sip import sdp
-from breeze_rtc.sip.message import Inbox, host_of
-from breeze_rtc.sip.user_agent import (
+from breeze_rtc.sip.call import (
     Account,
     Answered,
     Call,
     Ended,
     Event,
-    Hop,
     Invited,
     Pressed,
     Registered,
@@ -34,8 +32,10 @@ from breeze_rtc.sip.user_agent import (
     Ringing,
     State,
     Transferred,
-    UserAgent,
 )
+from breeze_rtc.sip.message import Inbox, host_of
+from breeze_rtc.sip.transactions import Hop
+from breeze_rtc.sip.user_agent import UserAgent
 from breeze_rtc.transport.pacer import Pacer
 from breeze_rtc.transport.rtp_line import RtpLine
 

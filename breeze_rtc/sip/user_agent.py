@@ -8,47 +8,41 @@ No I/O and no clock:
     for data, hop in agent.sends(): ...         # after each of these
     for event in agent.events(): ...
 
-What a message says of sound is handed through as it is (`breeze_rtc.sip.sdp`).  Who asks twice gets the same answer
-twice, and what is asked here is asked until it is answered (section 17), so calls hold over a network that loses.
+What a message says of sound is handed through as it is (`breeze_rtc.sip.sdp`); what is lost on the way is said again
+(`breeze_rtc.sip.transactions`).
 """
 
 from __future__ import annotations
 
-import heapq
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from ipaddress import ip_address
-from itertools import count
-from typing import NamedTuple
 
-from breeze_rtc.clock import MS, SECOND
+from breeze_rtc.clock import SECOND
 from breeze_rtc.errors import PeerError
 from breeze_rtc.sip import digest
-from breeze_rtc.sip.message import (
-    Headers,
-    Request,
-    Response,
-    address,
-    host_of,
-    parameters,
-    parse,
-    uri_of,
-    written_host,
+from breeze_rtc.sip.call import (
+    Account,
+    Answered,
+    Call,
+    Ended,
+    Event,
+    Invited,
+    Pressed,
+    Registered,
+    Reoffered,
+    Ringing,
+    State,
+    Transferred,
 )
+from breeze_rtc.sip.message import Headers, Request, Response, address, parse, uri_of, written_host
+from breeze_rtc.sip.transactions import PORT, Asked, Hop, Served, Transactions, ignore
 
-PORT = 5060
-T1_NS = 500 * MS
-T2_NS = 4 * SECOND
-GIVE_UP_NS = 64 * T1_NS
-"""RFC 3261 section 17.1.1.1: the first repetition, the longest pause between two, the end."""
 EXPIRES_S = 300
 """An account is registered for so long, and again before that is over."""
 AGAIN_NS = 30 * SECOND
 """After a registrar refused, or did not answer."""
-MAX_ASKED = 20_000
-"""Requests that are remembered; more at once are an attack, and dropped."""
 
 ALLOW = "INVITE, ACK, CANCEL, BYE, OPTIONS, INFO, UPDATE, NOTIFY"
 NAME = "breeze_rtc"
@@ -60,177 +54,6 @@ _REASONS = {
     **{488: "Not Acceptable Here", 489: "Bad Event", 491: "Request Pending", 500: "Server Internal Error"},
     **{503: "Service Unavailable", 603: "Decline"},
 }
-
-
-class Hop(NamedTuple):
-    """The next one on a message's way: `udp` or `tcp`, host, port."""
-
-    transport: str
-    host: str
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """A name at a SIP server.  uri: `sip:NAME@HOST`, with a port where it is not 5060."""
-
-    uri: str
-    password: str = field(default="", repr=False)
-
-    @property
-    def user(self) -> str:
-        return uri_of(self.uri).user
-
-    @property
-    def registrar(self) -> str:
-        return "sip:" + self.uri.rpartition("@")[2]
-
-
-class State(Enum):
-    """How far a call is."""
-
-    RINGING = "not answered yet"
-    UP = "answered"
-    OVER = "over"
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """One call.  What it says here is for reading; `UserAgent` changes it."""
-
-    name: str
-    """Its Call-ID."""
-    is_ours: bool
-    """We called."""
-    local: str
-    remote: str
-    """The addresses of both sides, `<sip:...>`."""
-    local_tag: str
-    target: str
-    """Where requests in this call go."""
-    source: Hop
-    """Where it came from, or went to first."""
-    here: tuple[str, int]
-    """Our address, as the other side sees it."""
-    remote_tag: str = ""
-    routes: tuple[str, ...] = ()
-    headers: Headers = ()
-    """Those of its INVITE, for a call that came in."""
-    state: State = State.RINGING
-    cseq: int = 0
-    remote_cseq: int = 0
-    # What was asked and waits for `accept` or `refuse`; what was accepted and waits for its ACK.
-    pending: _Served | None = None
-    taken: _Served | None = None
-    # Our INVITE, until it is answered.
-    asked: _Asked | None = None
-    # The offer was ours, in the answer: theirs comes with the ACK.
-    awaits_answer: bool = False
-    must_end: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Invited:
-    """A call comes in: `ring`, `accept` or `refuse` it.  body: an offer; where it is empty, the answer offers."""
-
-    call: Call
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Ringing:
-    """Our call rings."""
-
-    call: Call
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """Our call was taken, or our answer has come through.  body: the answer to our offer, where there was one."""
-
-    call: Call
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Reoffered:
-    """The other side wants another sound (hold, another address): `accept` or `refuse`, and the call goes on."""
-
-    call: Call
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Pressed:
-    """A key, by INFO; most come as RTP."""
-
-    call: Call
-    digit: str
-
-
-@dataclass(frozen=True, slots=True)
-class Transferred:
-    """What became of `transfer`: a status of SIP, 2xx when the other took it."""
-
-    call: Call
-    status: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The call is over.  status: why it did not come about; 0 for one that did."""
-
-    call: Call
-    status: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """The account's registrar has answered: 200, or why it did not let us in (408: it said nothing)."""
-
-    status: int
-    reason: str
-
-
-Event = Invited | Ringing | Answered | Reoffered | Pressed | Transferred | Ended | Registered
-
-
-@dataclass(slots=True, eq=False)
-class _Served:
-    """Something that was asked of us, and what we said (section 17.2)."""
-
-    key: tuple[str, str, str]
-    request: Request
-    back: Hop
-    call: Call | None = None
-    response: bytes = b""
-    status: int = 0
-    is_acknowledged: bool = False
-    step_ns: int = T1_NS
-    over_at: int = 0
-    wake_at: int | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Asked:
-    """Something that we asked, until it is answered and a while after (section 17.1)."""
-
-    request: Request
-    hop: Hop
-    owner: Call | _Registration
-    on_response: Callable[[Response, int], None]
-    over_at: int
-    key: tuple[str, str]
-    tries: int = 1
-    has_word: bool = False
-    is_over: bool = False
-    # What acknowledges the final answer, each time that it comes.
-    ack: tuple[bytes, Hop] | None = None
-    ack_tag: str = ""
-    step_ns: int = T1_NS
-    wake_at: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -260,12 +83,8 @@ class UserAgent:
         self._local = local
         self._token = token
         self._calls: dict[tuple[str, str], Call] = {}
-        self._served: dict[tuple[str, str, str], _Served] = {}
-        self._asked: dict[tuple[str, str], _Asked] = {}
+        self._transactions = Transactions()
         self._registration: _Registration | None = None
-        self._timers: list[tuple[int, int, _Served | _Asked | _Registration]] = []
-        self._count = count()
-        self._sends: list[tuple[bytes, Hop]] = []
         self._events: list[Event] = []
 
     # --- inputs
@@ -279,31 +98,24 @@ class UserAgent:
             if isinstance(message, Request):
                 self._take(message, hop, now)
             else:
-                self._hear(message, now)
+                self._transactions.hear(message, now)
         except PeerError:
             self.unreadable += 1
 
     def tick(self, now: int) -> None:
         """Do what is due."""
-        while self._timers and self._timers[0][0] <= now:
-            at, _, thing = heapq.heappop(self._timers)
-            if thing.wake_at != at:
-                continue  # It was put off.
-            thing.wake_at = None
-            match thing:
-                case _Served():
-                    self._serve_again(thing, now)
-                case _Asked():
-                    self._ask_again(thing, now)
-                case _Registration():
-                    self._register(thing, now)
+        self._transactions.tick(now)
+        registration = self._registration
+        if registration is not None and registration.wake_at is not None and registration.wake_at <= now:
+            registration.wake_at = None
+            self._register(registration, now)
 
     # --- calls that come in
 
     def ring(self, call: Call, now: int) -> None:
         """The other side hears it ring."""
         if call.pending is not None:
-            self._respond(call.pending, 180, now, contact=True)
+            self._respond(call.pending, 180, now, call, contact=True)
 
     def accept(self, call: Call, body: bytes, now: int) -> None:
         """Take a call that came in, or the sound that it wants now.  body: the answer to what was offered, or an offer
@@ -315,13 +127,14 @@ class UserAgent:
         call.awaits_answer = not served.request.body
         if served.request.method == "INVITE":
             call.taken = served
-        self._respond(served, 200, now, contact=True, body=body)
+            served.on_silence = lambda at: self._never_acknowledged(call, at)
+        self._respond(served, 200, now, call, contact=True, body=body)
 
     def refuse(self, call: Call, status: int, now: int) -> None:
         """Refuse a call that came in, which is over then, or the sound that it wants, and it stays as it was."""
         served, call.pending = call.pending, None
         if served is not None:
-            self._respond(served, status, now)
+            self._respond(served, status, now, call)
         if call.state is State.RINGING and not call.is_ours:
             self._forget(call)
 
@@ -335,7 +148,7 @@ class UserAgent:
             else:
                 self._forget(call)
                 if call.asked is not None and call.asked.has_word:
-                    self._cancel(call.asked, now)
+                    self._transactions.cancel(call.asked, now)
             return
         if call.pending is not None:
             self.refuse(call, 487, now)
@@ -404,15 +217,13 @@ class UserAgent:
         registration, self._registration = self._registration, None
         if registration is not None:
             registration.expires_s = 0
-            registration.wake_at = None
             self._register(registration, now)
 
     # --- outputs
 
     def sends(self) -> list[tuple[bytes, Hop]]:
         """Messages to send, in this order."""
-        sends, self._sends = self._sends, []
-        return sends
+        return self._transactions.sends()
 
     def events(self) -> list[Event]:
         """What happened."""
@@ -421,30 +232,22 @@ class UserAgent:
 
     def wake_at(self) -> int | None:
         """When `tick` has something to do, if nothing else happens."""
-        while self._timers and self._timers[0][2].wake_at != self._timers[0][0]:
-            heapq.heappop(self._timers)
-        return self._timers[0][0] if self._timers else None
+        registration_at = self._registration.wake_at if self._registration is not None else None
+        return min((at for at in (self._transactions.wake_at(), registration_at) if at is not None), default=None)
 
     @property
     def is_asking(self) -> bool:
         """Whether something that we asked has no answer yet."""
-        return any(not asked.is_over for asked in self._asked.values())
+        return any(not asked.is_over for asked in self._transactions.asked.values())
 
     # --- what is asked of us
 
     def _take(self, request: Request, hop: Hop, now: int) -> None:
-        request, back, key = _received(request, hop)
-        served = self._served.get(key)
-        if request.method == "ACK":
-            self._acknowledged(request, served, now)
+        request, served, is_new = self._transactions.take(request, hop)
+        if request.method == "ACK" and is_new:
+            self._acknowledged(request, now)
+        if served is None or not is_new:
             return
-        if served is not None:
-            if served.response:
-                self._sends.append((served.response, served.back))
-            return
-        if len(self._served) >= MAX_ASKED:
-            return
-        served = self._served[key] = _Served(key, request, back)
         if request.cseq[1] != request.method:
             self._respond(served, 400, now)
         elif request.method == "CANCEL":
@@ -460,7 +263,7 @@ class UserAgent:
         else:
             self._respond(served, 405, now, headers=(("allow", ALLOW),))
 
-    def _invited(self, served: _Served, hop: Hop, now: int) -> None:
+    def _invited(self, served: Served, hop: Hop, now: int) -> None:
         request = served.request
         remote, options = address(request.get("from"))
         needed = request.all("require")
@@ -491,17 +294,16 @@ class UserAgent:
             remote_cseq=request.cseq[0],
             pending=served,
         )
-        self._calls[call.name, call.local_tag] = served.call = call
-        self._respond(served, 100, now)
+        self._calls[call.name, call.local_tag] = call
+        self._respond(served, 100, now, call)
         self._events.append(Invited(call, request.body))
 
-    def _take_in(self, call: Call | None, served: _Served, now: int) -> None:
+    def _take_in(self, call: Call | None, served: Served, now: int) -> None:
         """A request inside a call (section 12.2.2)."""
         request = served.request
         if call is None or address(request.get("from"))[1].get("tag", "") != call.remote_tag:
             self._respond(served, 481, now)
             return
-        served.call = call
         if request.cseq[0] <= call.remote_cseq:
             self._respond(served, 500, now)
             return
@@ -511,7 +313,7 @@ class UserAgent:
                 self._respond(served, 200, now)
                 pending, call.pending = call.pending, None
                 if pending is not None:
-                    self._respond(pending, 487, now)
+                    self._respond(pending, 487, now, call)
                 self._end(call, 0, "the other side hung up")
             case "INVITE" | "UPDATE":
                 self._reoffered(call, served, now)
@@ -532,7 +334,7 @@ class UserAgent:
             case _:
                 self._respond(served, 405, now, headers=(("allow", ALLOW),))
 
-    def _reoffered(self, call: Call, served: _Served, now: int) -> None:
+    def _reoffered(self, call: Call, served: Served, now: int) -> None:
         request = served.request
         if call.pending is not None or call.taken is not None or call.state is not State.UP:
             self._respond(served, 491, now)
@@ -543,24 +345,22 @@ class UserAgent:
         if target := address(request.get("contact"))[0]:
             call.target = target
         if request.method == "UPDATE" and not request.body:
-            self._respond(served, 200, now, contact=True)
+            self._respond(served, 200, now, call, contact=True)
             return
         call.pending = served
         self._events.append(Reoffered(call, request.body))
 
-    def _cancelled(self, served: _Served, now: int) -> None:
+    def _cancelled(self, served: Served, now: int) -> None:
         branch, sent_by, _ = served.key
-        invite = self._served.get((branch, sent_by, "INVITE"))
+        invite = self._transactions.served.get((branch, sent_by, "INVITE"))
         self._respond(served, 200 if invite is not None else 481, now)
-        if invite is not None and invite.call is not None and invite.status < 200:
-            self._respond(invite, 487, now)
-            invite.call.pending = None
-            self._end(invite.call, 487, "the caller gave up")
+        call = next((call for call in self._calls.values() if call.pending is invite), None)
+        if invite is not None and call is not None:
+            self._respond(invite, 487, now, call)
+            call.pending = None
+            self._end(call, 487, "the caller gave up")
 
-    def _acknowledged(self, request: Request, served: _Served | None, now: int) -> None:
-        if served is not None and served.status >= 300:
-            served.is_acknowledged = True
-            return
+    def _acknowledged(self, request: Request, now: int) -> None:
         tag = address(request.get("to"))[1].get("tag", "")
         call = self._calls.get((request.get("call-id"), tag))
         if call is None or call.taken is None or call.taken.request.cseq[0] != request.cseq[0]:
@@ -572,17 +372,25 @@ class UserAgent:
             body, call.awaits_answer = request.body if call.awaits_answer else b"", False
             self._events.append(Answered(call, body))
 
+    def _never_acknowledged(self, call: Call, now: int) -> None:
+        call.taken = None
+        self._bye(call, now)
+        if not call.must_end:
+            self._events.append(Ended(call, 0, "the other side never acknowledged the answer"))
+
     def _respond(
         self,
-        served: _Served,
+        served: Served,
         status: int,
         now: int,
+        call: Call | None = None,
         *,
         headers: Headers = (),
         contact: bool = False,
         body: bytes = b"",
     ) -> None:
-        request, call = served.request, served.call
+        """call: the one that it takes, refuses or changes."""
+        request = served.request
         to = request.get("to")
         if status > 100 and "tag" not in address(to)[1]:
             to += f";tag={call.local_tag if call is not None else self._token()}"
@@ -594,31 +402,8 @@ class UserAgent:
             kept += [("contact", self._contact(call)), ("allow", ALLOW)]
         if body:
             kept += _TYPE
-        served.status = status
-        served.response = bytes(Response((*kept, *headers), body, status, _REASONS.get(status, "Refused")))
-        self._sends.append((served.response, served.back))
-        if status >= 200:
-            served.over_at = now + GIVE_UP_NS
-            self._wake(served, now + T1_NS if request.method == "INVITE" else served.over_at)
-
-    def _serve_again(self, served: _Served, now: int) -> None:
-        if now < served.over_at:
-            if served.is_acknowledged:
-                self._wake(served, served.over_at)
-                return
-            # An answer that takes a call is repeated on any transport, for it is the caller who has to know it.
-            if served.status < 300 or served.back.transport == "udp":
-                self._sends.append((served.response, served.back))
-            served.step_ns = min(2 * served.step_ns, T2_NS)
-            self._wake(served, min(now + served.step_ns, served.over_at))
-            return
-        del self._served[served.key]
-        call = served.call
-        if call is not None and call.taken is served:
-            call.taken = None
-            self._bye(call, now)
-            if not call.must_end:
-                self._events.append(Ended(call, 0, "the other side never acknowledged the answer"))
+        response = bytes(Response((*kept, *headers), body, status, _REASONS.get(status, "Refused")))
+        self._transactions.respond(served, status, response, now)
 
     # --- what we ask
 
@@ -663,88 +448,56 @@ class UserAgent:
         owner: Call | _Registration,
         on_response: Callable[[Response, int], None],
         now: int,
-    ) -> _Asked:
-        key = (parameters(request.get("via").partition(";")[2])["branch"], request.method)
-        asked = self._asked[key] = _Asked(request, hop, owner, on_response, now + GIVE_UP_NS, key)
-        self._sends.append((bytes(request), hop))
-        self._wake(asked, now + T1_NS)
+        *,
+        tries: int = 1,
+    ) -> Asked:
+        def heard(response: Response, at: int) -> None:
+            if response.status in (401, 407):
+                again = self._authorised(request, hop, owner, response, tries)
+                if again is not None:
+                    next_try = self._ask(again, hop, owner, on_response, at, tries=tries + 1)
+                    if isinstance(owner, Call) and owner.asked is asked:
+                        owner.asked = next_try
+                    return
+            on_response(response, at)
+
+        asked = self._transactions.ask(request, hop, heard, now)
         return asked
 
-    def _ask_again(self, asked: _Asked, now: int) -> None:
-        if now >= asked.over_at:
-            del self._asked[asked.key]
-            if not asked.is_over:
-                asked.on_response(Response((), b"", 408, "nobody answers"), now)
-            return
-        if asked.hop.transport == "udp":
-            self._sends.append((bytes(asked.request), asked.hop))
-        is_invite = asked.request.method == "INVITE"
-        asked.step_ns = 2 * asked.step_ns if is_invite else min(2 * asked.step_ns, T2_NS)
-        self._wake(asked, min(now + asked.step_ns, asked.over_at))
-
-    def _hear(self, response: Response, now: int) -> None:
-        branch = parameters(response.get("via").partition(";")[2]).get("branch", "")
-        asked = self._asked.get((branch, response.cseq[1]))
-        if asked is None:
-            return
-        is_invite = asked.request.method == "INVITE"
-        if response.status < 200:
-            if asked.is_over:
-                return
-            asked.has_word, asked.step_ns = True, T2_NS
-            if is_invite:
-                asked.wake_at = None  # It may ring for as long as it likes.
-            asked.on_response(response, now)
-            return
-        is_first, asked.is_over = not asked.is_over, True
-        asked.over_at = now + GIVE_UP_NS
-        self._wake(asked, asked.over_at)
-        if is_invite and is_first and response.status >= 300:
-            asked.ack = (bytes(_refusal_ack(asked.request, response)), asked.hop)
-        if not is_first or (is_invite and response.status >= 300):
-            tag = address(response.get("to"))[1].get("tag", "")
-            if asked.ack is not None and (response.status >= 300 or tag == asked.ack_tag):
-                self._sends.append(asked.ack)
-        if is_first and not (response.status in (401, 407) and self._authorise(asked, response, now)):
-            asked.on_response(response, now)
-
-    def _authorise(self, asked: _Asked, response: Response, now: int) -> bool:
-        """Ask again with the account's password, where that was wanted (section 22.2)."""
+    def _authorised(
+        self, request: Request, hop: Hop, owner: Call | _Registration, response: Response, tries: int
+    ) -> Request | None:
+        """The request with the account's password, where that was wanted (section 22.2)."""
         kind, name = ("www", "authorization") if response.status == 401 else ("proxy", "proxy-authorization")
         challenges = response.all(f"{kind}-authenticate")
-        if self.account is None or asked.tries > (2 if digest.is_stale(challenges) else 1):
-            return False
-        if asked.request.method == "INVITE" and isinstance(asked.owner, Call) and asked.owner.state is State.OVER:
-            return False  # We gave up in the meantime.
+        if self.account is None or tries > (2 if digest.is_stale(challenges) else 1):
+            return None
+        if request.method == "INVITE" and isinstance(owner, Call) and owner.state is State.OVER:
+            return None  # We gave up in the meantime.
         said = digest.answer(
             challenges,
-            method=asked.request.method,
-            uri=asked.request.uri,
+            method=request.method,
+            uri=request.uri,
             user=self.account.user,
             password=self.account.password,
             cnonce=self._token(),
         )
         if said is None:
-            return False
-        asked.owner.cseq += 1
-        here = asked.owner.here if isinstance(asked.owner, Call) else self._local(asked.hop)
-        request = asked.request.with_headers(
-            via=self._via(asked.hop, here),
-            cseq=f"{asked.owner.cseq} {asked.request.method}",
+            return None
+        owner.cseq += 1
+        here = owner.here if isinstance(owner, Call) else self._local(hop)
+        return request.with_headers(
+            via=self._via(hop, here),
+            cseq=f"{owner.cseq} {request.method}",
             **{name.replace("-", "_"): said},
         )
-        again = self._ask(request, asked.hop, asked.owner, asked.on_response, now)
-        again.tries = asked.tries + 1
-        if isinstance(asked.owner, Call) and asked.owner.asked is asked:
-            asked.owner.asked = again
-        return True
 
     def _on_invite(self, call: Call, response: Response, now: int) -> None:
         asked = call.asked
         assert asked is not None
         if response.status < 200:
             if call.state is State.OVER:
-                self._cancel(asked, now)
+                self._transactions.cancel(asked, now)
             elif response.status > 100:
                 self._events.append(Ringing(call))
             return
@@ -756,29 +509,16 @@ class UserAgent:
         call.routes = tuple(reversed(response.all("record-route")))
         ack = self._request_in(call, "ACK")
         ack = ack.with_headers(cseq=f"{response.cseq[0]} ACK")
-        asked.ack, asked.ack_tag = (bytes(ack), self._hop_in(call)), call.remote_tag
-        self._sends.append(asked.ack)
+        self._transactions.acknowledge(asked, ack, self._hop_in(call), call.remote_tag)
         if call.state is State.OVER:  # It was taken just when we gave up.
-            self._ask(self._request_in(call, "BYE"), self._hop_in(call), call, _ignore, now)
+            self._ask(self._request_in(call, "BYE"), self._hop_in(call), call, ignore, now)
             return
         call.state = State.UP
         self._events.append(Answered(call, response.body))
 
-    def _cancel(self, asked: _Asked, now: int) -> None:
-        """Section 9.1: the same as what it cancels, but for the method."""
-        request = asked.request
-        names = ("via", "route", "max-forwards", "from", "to", "call-id")
-        kept = tuple(header for header in request.headers if header[0] in names)
-        cseq = (("cseq", f"{request.cseq[0]} CANCEL"),)
-        key = (asked.key[0], "CANCEL")
-        if key not in self._asked and not asked.is_over:
-            asked.over_at = now + GIVE_UP_NS
-            self._wake(asked, asked.over_at)
-            self._ask(Request((*kept, *cseq), b"", "CANCEL", request.uri), asked.hop, asked.owner, _ignore, now)
-
     def _bye(self, call: Call, now: int) -> None:
         if call.state is not State.OVER:
-            self._ask(self._request_in(call, "BYE"), self._hop_in(call), call, _ignore, now)
+            self._ask(self._request_in(call, "BYE"), self._hop_in(call), call, ignore, now)
             self._forget(call)
 
     def _register(self, registration: _Registration, now: int) -> None:
@@ -811,17 +551,13 @@ class UserAgent:
                 ours = next((value for value in response.all("contact") if contact[1:-1] in value), "")
                 granted = address(ours)[1].get("expires") or response.get("expires")
                 granted_s = int(granted) if granted.isdecimal() else registration.expires_s
-                self._wake(registration, at + max(5, granted_s * 4 // 5) * SECOND)
+                registration.wake_at = at + max(5, granted_s * 4 // 5) * SECOND
             else:
-                self._wake(registration, at + AGAIN_NS)
+                registration.wake_at = at + AGAIN_NS
 
         self._ask(Request(headers, b"", "REGISTER", account.registrar), hop, registration, on_response, now)
 
     # ---
-
-    def _wake(self, thing: _Served | _Asked | _Registration, at: int) -> None:
-        thing.wake_at = at
-        heapq.heappush(self._timers, (at, next(self._count), thing))
 
     def _end(self, call: Call, status: int, reason: str) -> None:
         if call.state is not State.OVER:
@@ -844,41 +580,6 @@ class UserAgent:
 
 
 _TYPE: Headers = (("content-type", "application/sdp"),)
-
-
-def _ignore(response: Response, now: int) -> None:
-    """It is over, whatever is said to that."""
-
-
-def _received(request: Request, hop: Hop) -> tuple[Request, Hop, tuple[str, str, str]]:
-    """The request with the address that it came from (section 18.2.1, RFC 3581), where answers go, and its name."""
-    via = request.all("via")[0]
-    protocol, _, rest = via.partition(" ")
-    sent_by, _, options = rest.strip().partition(";")
-    said = parameters(options)
-    host, port = host_of(sent_by.strip())
-    if "rport" in said:
-        port = hop.port
-        options = ";".join(f"rport={port}" if part.strip() == "rport" else part for part in options.split(";"))
-    if host != hop.host or "rport" in said:
-        options += f";received={hop.host}"
-    stamped = f"{protocol} {sent_by.strip()}{';' if options else ''}{options.removeprefix(';')}"
-    others = tuple(("via", other) for other in request.all("via")[1:])
-    kept = tuple(header for header in request.headers if header[0] != "via")
-    request = Request((("via", stamped), *others, *kept), request.body, request.method, request.uri)
-    back = hop if hop.transport == "tcp" else Hop("udp", hop.host, port or PORT)
-    branch = said.get("branch", "")
-    if not branch.startswith("z9hG4bK"):  # RFC 2543: the rest of it has to tell them apart.
-        branch += f"{request.get('call-id')} {request.cseq[0]} {request.get('from')}"
-    return request, back, (branch, sent_by.strip().lower(), "INVITE" if request.method == "ACK" else request.method)
-
-
-def _refusal_ack(request: Request, response: Response) -> Request:
-    """Section 17.1.1.3: part of the request that was refused."""
-    names = ("via", "route", "max-forwards", "from", "call-id")
-    kept = tuple(header for header in request.headers if header[0] in names)
-    more = (("to", response.get("to")), ("cseq", f"{request.cseq[0]} ACK"))
-    return Request((*kept, *more), b"", "ACK", request.uri)
 
 
 def _is_sound(request: Request) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
@@ -127,6 +128,8 @@ async def main(personality: str, url: str) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ends.set)
     await ends.wait()
     await endpoint.close()
+    sys.stdout.flush()
+    os._exit(0)  # Objects of PJSIP that Python deletes now, after their library, may take the process with them.
 
 
 if __name__ == "__main__":

@@ -57,5 +57,6 @@ async def exchange(hall: Hall, kind: str) -> AsyncIterator[Exchange]:
         yield here
     finally:
         running.terminate()
-        assert await running.wait() == 0
+        code = await running.wait()
+        assert code == 0, f"the carrier ended with {code}"
         await reading

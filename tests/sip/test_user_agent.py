@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 
 from breeze_rtc.clock import MS, SECOND
 from breeze_rtc.sip import digest
-from breeze_rtc.sip.message import Request, Response, address, parse
-from breeze_rtc.sip.user_agent import (
+from breeze_rtc.sip.call import (
     Account,
     Answered,
     Call,
     Ended,
     Event,
-    Hop,
     Invited,
     Pressed,
     Registered,
@@ -28,8 +26,10 @@ from breeze_rtc.sip.user_agent import (
     Ringing,
     State,
     Transferred,
-    UserAgent,
 )
+from breeze_rtc.sip.message import Request, Response, address, parse
+from breeze_rtc.sip.transactions import Hop
+from breeze_rtc.sip.user_agent import UserAgent
 
 ALICE, BOB = Hop("udp", "192.0.2.1", 5060), Hop("udp", "192.0.2.2", 5060)
 TO_BOB = "sip:bob@192.0.2.2"
@@ -71,7 +71,7 @@ class Network:
                 for event in agent.events():
                     self.events[hop].append(event)
                     self.on_event(hop, event)
-            if any(agent._sends for agent in self.agents.values()):
+            if any(agent._transactions._sends for agent in self.agents.values()):
                 continue
             times = [agent.wake_at() for agent in self.agents.values()] + [flying[0] for flying in self._flying]
             at = min((time for time in times if time is not None), default=until)
@@ -122,7 +122,12 @@ def test_a_call_is_placed_answered_and_ended_in_as_few_words_as_there_are() -> N
     assert network.kinds(BOB)[2:] == ["Ended"]
     assert network.said == ["A INVITE", "B 100 INVITE", "B 180 INVITE", "B 200 INVITE", "A ACK", "A BYE", "B 200 BYE"]
     for agent in network.agents.values():
-        assert (agent._calls, agent._served, agent._asked, agent.wake_at()) == ({}, {}, {}, None)
+        assert (agent._calls, agent._transactions.served, agent._transactions.asked, agent.wake_at()) == (
+            {},
+            {},
+            {},
+            None,
+        )
 
 
 @pytest.mark.parametrize("lost", range(7))
@@ -152,7 +157,12 @@ def test_a_call_over_a_network_that_loses_a_third_is_one_call_and_ends_on_both_s
     network.run(200)
     for hop, agent in network.agents.items():
         assert network.kinds(hop).count("Answered") <= 1
-        assert (agent._calls, agent._served, agent._asked, agent.wake_at()) == ({}, {}, {}, None)
+        assert (agent._calls, agent._transactions.served, agent._transactions.asked, agent.wake_at()) == (
+            {},
+            {},
+            {},
+            None,
+        )
 
 
 def test_a_caller_that_gives_up_while_it_rings_is_told_so() -> None:
@@ -357,6 +367,20 @@ def test_what_is_asked_inside_a_call() -> None:
     assert desk.agent.events() == []
     assert statuses(desk.say("BYE sip:bob@192.0.2.2", to=to, cseq="7 BYE")) == [200]
     assert desk.agent.events() == [Ended(call, 0, "the other side hung up")]
+
+
+def test_a_goodbye_while_it_rings_ends_the_call_and_its_invitation() -> None:
+    """RFC 3261 section 15.1.2: the request that waits is answered with 487, in the dialog of its ringing."""
+    desk = Desk()
+    desk.say("INVITE sip:bob@192.0.2.2", "offer", content_type="application/sdp")
+    (event,) = desk.agent.events()
+    assert isinstance(event, Invited)
+    desk.agent.ring(event.call, desk.now)
+    (rings,) = desk.take()
+    bye, invite = desk.say("BYE sip:bob@192.0.2.2", to=rings.get("to"), cseq="2 BYE")
+    assert statuses([bye, invite]) == [200, 487]
+    assert invite.get("to") == rings.get("to")
+    assert desk.agent.events() == [Ended(event.call, 0, "the other side hung up")]
 
 
 @pytest.mark.parametrize(
