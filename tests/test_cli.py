@@ -15,6 +15,7 @@ import pytest
 
 from breeze_rtc import cli
 from breeze_rtc.errors import BadRequest
+from breeze_rtc.options import Relays
 from breeze_rtc.scheduling.chunking import LADDER
 from breeze_rtc.scheduling.machines import H100_GRAPH_COSTS, H100_SPECS, warmed_up
 from breeze_rtc.scheduling.scheduler import Scheduler
@@ -45,6 +46,19 @@ def test_help_names_the_commands(run) -> None:
     """Without arguments the commands are listed."""
     _, out, err = run("--help")
     assert all(name in out + err for name in ("demo", "serve", "say", "voice", "trace", "doctor"))
+
+
+@pytest.mark.parametrize(
+    "command", ["demo", "serve", "call", "console", "say", "doctor", "voice add", "voice list", "trace show"]
+)
+def test_help_says_what_each_option_is(run, command: str) -> None:
+    """Every command has its options in its help, each with a word about it, the shared ones under headings."""
+    code, out, _ = run(*command.split(), "--help")
+    assert code == 0
+    options = re.findall(r"^│[ *]+(--\S+)(.*)│$", out, re.MULTILINE)
+    assert options
+    assert [name for name, about in options if len(about.strip().split("  ")[-1]) < 4] == []
+    assert ("The model that speaks" in out) == (command in {"demo", "serve", "call", "console", "say", "voice add"})
 
 
 def test_say_writes_a_wav(run, tmp_path: Path) -> None:
@@ -113,11 +127,22 @@ def test_a_voice_is_made_listed_spoken_with_and_deleted(run, tmp_path: Path) -> 
         (("call", "--carrier", "twilio", "--to", "+49"), "needs --from"),
         (("call", *OUT, "--carrier", "twilio"), "set TWILIO_ACCOUNT_SID and TWILIO_AUTH_TOKEN"),
         (("call", *OUT, "--carrier", "pigeon"), "twilio, telnyx, plivo, vonage"),
+        (("serve", "/no/agent.py"), "there is no file /no/agent.py"),
+        (("serve", "AGENT", "--voice", "nano"), "chooses its voice"),
+        (("serve", "--llm-offline", "--llm-base-url", "http://x", "--llm-model", "y"), "choose one"),
+        (("serve", "--sip", "5060x"), "no HOST:PORT"),
+        (("serve", "--sip-account", "sip:me@x"), "goes with --sip"),
+        (
+            ("serve", "--port", "0", "--model", "tiny", "--no-listen", "--voice", "nobody"),
+            "no voice is called 'nobody'",
+        ),
     ],
 )
-def test_what_a_user_can_put_right_is_one_sentence(run, args: tuple[str, ...], words: str) -> None:
+def test_what_a_user_can_put_right_is_one_sentence(run, tmp_path: Path, args: tuple[str, ...], words: str) -> None:
     """Exit code 2, the sentence on standard error, never a traceback."""
-    code, _, err = run(*args)
+    agent = tmp_path / "agent.py"
+    agent.write_text("from breeze_rtc import Agent\n\nagent = Agent()\n")
+    code, _, err = run(*(str(agent) if arg == "AGENT" else arg for arg in args))
     assert code == 2
     assert words in err
     assert "Traceback" not in err
@@ -191,8 +216,8 @@ def test_doctor_says_what_is_wrong_and_goes_on(run, monkeypatch: pytest.MonkeyPa
 def test_every_refusal_is_of_our_tree() -> None:
     """ICE servers are checked before anything starts."""
     with pytest.raises(BadRequest):
-        cli._ice_servers(["stuff:x"], None, "X", None)
-    (stun, turn) = cli._ice_servers(["stun:a:1", "turn:b:2"], None, "X", None).servers()
+        Relays(ice_server=["stuff:x"]).servers()
+    (stun, turn) = Relays(ice_server=["stun:a:1", "turn:b:2"]).servers().servers()
     assert (stun.urls, turn.username) == (("stun:a:1",), None)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from breeze_rtc import Agent
+from breeze_rtc.agent.tools import Tools
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,6 +56,19 @@ async def test_the_examples_of_the_test_kit_hold() -> None:
     body = [f"    {line}" for line in lines if line not in imports]
     exec(compile("\n".join([*imports, "async def run():", *body]), "docs/testing.md", "exec"), names)
     await names["run"]()
+
+
+async def test_the_examples_about_agents_hold() -> None:
+    """One after another they make an agent, its judge of turns, and a tool that answers."""
+    names: dict[str, Any] = {"__name__": "docs"}
+    for block in blocks("docs/agents.md"):
+        if "SmartTurn" in block and find_spec("pipecat") is None:
+            continue
+        exec(compile(block, "docs/agents.md", "exec"), names)
+    tools = Tools(names["agent"].callbacks.tools, None)
+    assert [schema["function"]["name"] for schema in tools.schemas] == ["time_in"]
+    assert re.fullmatch(r"\d\d:\d\d", await tools.call("time_in", '{"zone": "Europe/Paris"}'))
+    await names["model"].close()
 
 
 def test_the_recognisers_of_the_documentation_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

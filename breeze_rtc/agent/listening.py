@@ -44,8 +44,6 @@ class Listening:
     ) -> None:
         self.gate = gate
         self.recording = Recording()
-        self.last_text = ""
-        """What the last lull's reading said, "" before it has."""
         self._ears = ears
         self._reader = reader
         self._spawn_read = spawn_read
@@ -86,7 +84,7 @@ class Listening:
         self._turn += 1
         self.recording.drop()
         self._audio, self._pieces, self._ahead = [], [], None
-        self._shown_s, self.last_text = 0.0, ""
+        self._shown_s = 0.0
 
     def keep_last(self, seconds: float) -> None:
         """What was heard so far held no words; only its end may be the beginning of some."""
@@ -119,8 +117,6 @@ class Listening:
                 return
             before = [piece.result() for piece in self._pieces if piece.done() and not piece.cancelled()]
             text = _with_words([*before, reading.result()])
-            if is_lull:
-                self.last_text = text
             self._reader.understood(text, seconds, is_lull=is_lull and self.gate.is_silent)
 
         return tell

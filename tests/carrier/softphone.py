@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 EAR_RATE = 48_000
 EAR_PIECE = 960 * 4
 """20 ms, 16 bits, two channels: ALSA's pipe is a page long, which is 21 ms of that."""
-MOUTH_RATE = 8_000
 MOUTH_PIECE = 320
 MODULES = "/usr/lib/baresip/modules"
 PAGE = 4_096

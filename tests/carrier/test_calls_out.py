@@ -47,7 +47,7 @@ Then = Callable[[AgentSession], Awaitable[None]]
 
 
 @asynccontextmanager
-async def talking(then: Then, *, answers: bool = True, with_accounts: bool = True) -> AsyncIterator[Talk]:
+async def talking(then: Then, *, answers: bool = True) -> AsyncIterator[Talk]:
     """The agent says two words, does `then`, says another and hangs up."""
     sessions: list[AgentSession] = []
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,8 +21,6 @@ from playwright.sync_api import Browser, Playwright, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 START_LIMIT_S = 120
-
-Launch = Callable[..., Browser]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -142,10 +142,6 @@ class ChromiumTab:
         """A command of the DevTools protocol, to this tab."""
         return self._wire.call(method, session=self._session, **params)
 
-    def to_front(self) -> None:
-        """Show this tab; the one that was shown is hidden from now on."""
-        self._wire.call("Target.activateTarget", targetId=self._target)
-
     def goto(self, url: str) -> None:
         self.call("Page.navigate", url=url)
         while not self.evaluate(f"document.readyState === 'complete' && location.href.startsWith({json.dumps(url)})"):

@@ -9,11 +9,10 @@ does.  `bench/gpu.py --model` says what TF32 does to the real weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,14 +27,6 @@ from breeze_rtc.runtime.executor import Executor
 
 FRAMES = 24
 INAUDIBLE_DB = 60
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def tf32(x: Tensor) -> Tensor:

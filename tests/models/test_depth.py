@@ -16,11 +16,8 @@ from breeze_rtc.runtime.frame_steps import Batch, BatchRow, batch_of
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _reset() -> Iterator[None]:
     yield
-    torch.set_num_threads(threads)
     torch._dynamo.reset()
 
 

@@ -27,7 +27,6 @@ def test_item_is_the_sum_of_three_linears_and_the_time_spent() -> None:
 def test_stepping_equals_training() -> None:
     """The codes and the pointer's path that the executor finds greedily are those that the whole-sequence form of the
     same classes finds from its own history."""
-    torch.set_num_threads(1)
     model = seeded(tiny_pointer()).eval()
     pointer = model.pointer
     assert pointer is not None

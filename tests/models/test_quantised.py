@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,14 +9,6 @@ from torch import nn
 
 from breeze_rtc.models.quantised import Int8Linear, is_large, narrow, narrowed, quantise
 from breeze_rtc.models.speech_model import SpeechModel
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def weight(outputs: int, inputs: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

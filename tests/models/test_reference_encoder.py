@@ -24,7 +24,6 @@ FRAME = 96
 
 @pytest.fixture(scope="module")
 def reference() -> Reference:
-    torch.set_num_threads(1)
     return Reference(seed=11)
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from breeze_rtc.models.source_filter import SourceFilterConfig, SourceFilterHead
 
-torch.set_num_threads(1)
 CONFIG = SourceFilterConfig()
 FRAMES = 64
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,14 +12,6 @@ from breeze_rtc.models.attention import Ragged
 from breeze_rtc.models.speech_model import SpeechModel
 from breeze_rtc.models.text_encoder import TextEncoder, rounded
 from breeze_rtc.runtime.frame_graphs import PACK_ROWS, PACK_TOKENS, packs
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=["tiny", "nano"])

@@ -43,9 +43,7 @@ GUIDED = [
 
 @pytest.fixture(scope="module", autouse=True)
 def _small() -> Iterator[None]:
-    """One thread, and fewer shapes than a server has."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Fewer shapes than a server has."""
     patch = pytest.MonkeyPatch()
     patch.setattr(frame_graphs, "GRAPH_COLUMNS", (64,))
     patch.setattr(frame_graphs, "GRAPH_FRAMES", (1, 2, 4))
@@ -53,7 +51,6 @@ def _small() -> Iterator[None]:
     patch.setattr(frame_graphs, "PROMPT_COLUMNS", 80)
     yield
     patch.undo()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

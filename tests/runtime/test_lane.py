@@ -8,7 +8,7 @@ differs between the two would be a race on a GPU.  Real streams and events are n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -31,14 +31,6 @@ from breeze_rtc.scheduling.step import RowResult, Stage, Step, StepResult
 
 TEXTS = ("one, two. ", "a longer text. ", "three. ")
 FRAMES = 9
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

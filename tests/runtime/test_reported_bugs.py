@@ -11,7 +11,6 @@ import itertools
 import random
 import weakref
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -34,14 +33,6 @@ from breeze_rtc.scheduling.step import Stage
 
 SLOTS = 3
 PAGES = 90
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,6 @@ def model(request: pytest.FixtureRequest) -> SpeechModel:
 
 @pytest.fixture
 def executor(model: SpeechModel) -> Executor:
-    torch.set_num_threads(1)
     return Executor(model, max_streams=STREAMS, kv_pages=STREAMS * pages_for(1_000, 16, 1))
 
 

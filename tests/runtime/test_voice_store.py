@@ -23,14 +23,6 @@ from breeze_rtc.runtime.messages import Open
 from breeze_rtc.runtime.voice_store import VoiceStore
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def model() -> SpeechModel:
     return SpeechModel.load("tiny")
