@@ -125,7 +125,8 @@ def serve(
         if carriers.phone and line is not None:
             advice.append(line.instructions(urlsplit(url).port or 80))
             if not carriers.key:
-                advice.append(f"The addresses are new at each start; set {carriers.phone_key_env} to keep them.")
+                to_keep = f"set {carriers.phone_key_env} to a secret to keep them"
+                advice.append(f"The addresses are new at each start; {to_keep}.")
         elif door is not None:
             advice.append(f"By telephone, {door.instructions()}")
         _say_where(server, url, *advice)
