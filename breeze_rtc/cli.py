@@ -113,6 +113,11 @@ def serve(
 
     ways.check()
     carriers.check()
+    if record is not None:
+        try:
+            record.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadRequest(f"cannot keep calls in {record}: {error.strerror}") from error
     door = sip.settings()
     apis = carrier_apis(os.environ) if carriers.phone else {}
     audio_socket = (serving.host, carriers.audiosocket_port) if carriers.audiosocket_port is not None else None

@@ -256,9 +256,14 @@ class Telephony:
         return os.environ.get(self.phone_key_env, "")
 
     def phone_at(self, url: str, **options: Any) -> Phone:
-        """url: where the server is, for carriers that are told nothing else.  options: `Phone`'s."""
+        """url: where the server is, for carriers that are told nothing else.  options: `Phone`'s.
+
+        Raises BadRequest.
+        """
         from breeze_rtc.server.phone import Phone
 
+        if self.phone_url is not None and not self.phone_url.startswith(("https://", "http://")):
+            raise BadRequest(f"--phone-url {self.phone_url!r} is no address such as https://agent.example.org")
         if self.key:
             options["key"] = self.key
         return Phone(self.phone_url or url, twilio_token=os.environ.get(self.twilio_token_env), **options)

@@ -124,6 +124,7 @@ def test_a_voice_is_made_listed_spoken_with_and_deleted(run, tmp_path: Path) -> 
         (("serve", "--port", "0", "--model", "/no/such/model"), "/no/such/model"),
         (("serve", "--host", "192.0.2.1"), "cannot listen on 192.0.2.1"),
         (("serve", "--phone-url", "https://x"), "go with --phone"),
+        (("serve", "--port", "0", "--phone", "--phone-url", "x.example"), "is no address"),
         (("call", "--carrier", "twilio", "--to", "+49"), "needs --from"),
         (("call", *OUT, "--carrier", "twilio"), "set TWILIO_ACCOUNT_SID and TWILIO_AUTH_TOKEN"),
         (("call", *OUT, "--carrier", "pigeon"), "twilio, telnyx, plivo, vonage"),
@@ -131,6 +132,7 @@ def test_a_voice_is_made_listed_spoken_with_and_deleted(run, tmp_path: Path) -> 
         (("serve", "AGENT", "--voice", "nano"), "chooses its voice"),
         (("serve", "--llm-offline", "--llm-base-url", "http://x", "--llm-model", "y"), "choose one"),
         (("serve", "--sip", "5060x"), "no HOST:PORT"),
+        (("serve", "--record", __file__), "cannot keep calls"),
         (("serve", "--sip-account", "sip:me@x"), "goes with --sip"),
         (
             ("serve", "--port", "0", "--model", "tiny", "--no-listen", "--voice", "nobody"),

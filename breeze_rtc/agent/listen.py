@@ -315,7 +315,8 @@ def _main() -> None:
     os.dup2(2, 1)  # what a library prints must not get between the answers
     kind, model, language = sys.argv[1:]
     loaded = Whisper(model, language) if kind == "whisper" else Moonshine(Path(model))
-    work(loaded, sys.stdin.buffer, answers)
+    with contextlib.suppress(BrokenPipeError):  # whoever asked is gone
+        work(loaded, sys.stdin.buffer, answers)
 
 
 if __name__ == "__main__":

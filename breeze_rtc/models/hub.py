@@ -5,6 +5,7 @@ Only `*.json` and `*.safetensors` are fetched: nothing that is fetched is ever r
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Collection
@@ -55,6 +56,7 @@ def download(repository: str, kinds: Collection[str]) -> Path:
             f"{repository} is not in the Hugging Face cache, and to download it takes the extra 'hub': "
             "pip install 'breeze_rtc[hub]'"
         ) from None
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what goes wrong is said below, once
     try:
         config = read_json(Path(hf_hub_download(repository, "config.json")))
         if config.get("model_type") not in kinds:

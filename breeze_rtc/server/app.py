@@ -34,7 +34,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from breeze_rtc.agent import numbers
-from breeze_rtc.agent.listen import Listener, Recogniser
+from breeze_rtc.agent.listen import Listener, ListenFailed, Recogniser
 from breeze_rtc.agent.session import Callbacks
 from breeze_rtc.agent.vad import VoiceActivity
 from breeze_rtc.clock import SECOND, Clock, MonotonicClock, ns_to_samples, wall_offset_ns
@@ -170,14 +170,14 @@ class VoiceServer:
             if voice is not None and voice not in known and not self._accepts_voices:
                 raise UnknownVoice(voice, known)  # now, and not in the first call
             self._activity = VoiceActivity()
-            self._open_ears()
-            if not self.engine.reads_numbers and numbers.is_installed():
-                await asyncio.to_thread(numbers.warm)
-            if self._telephones is not None:
-                await self._telephones.open()
             switch_interval_s = sys.getswitchinterval()
             sys.setswitchinterval(min(switch_interval_s, SWITCH_INTERVAL_S))
             try:
+                self._open_ears()
+                if not self.engine.reads_numbers and numbers.is_installed():
+                    await asyncio.to_thread(numbers.warm)
+                if self._telephones is not None:
+                    await self._telephones.open()
                 self._on_ready(self)
                 yield
             finally:
@@ -208,6 +208,8 @@ class VoiceServer:
     async def _warm(self, listener: Recogniser) -> None:
         try:
             await listener.warm()
+        except ListenFailed as error:
+            log.error("speech recognition does not start (%s); turns can still be typed", error)
         except Exception:
             log.exception("speech recognition does not start; turns can still be typed")
 
