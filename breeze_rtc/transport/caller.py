@@ -35,6 +35,8 @@ class CallerVoice:
         self._clock = clock
         self._is_closed = False
         self._resampler: tuple[int, Resampler] | None = None
+        # What came and was not resampled yet: a block's worth at a time costs less than each piece.
+        self._raw: list[NDArray[np.int16]] = []
         self._rest: Samples = np.zeros(0, np.float32)
         self._blocks: deque[Samples] = deque()
         self._changed = asyncio.Event()
@@ -51,8 +53,11 @@ class CallerVoice:
             self._fill(now)
         self._until_ns = max(self._until_ns, now - SECOND) + len(pcm) * SECOND // sample_rate
         if self._resampler is None or self._resampler[0] != sample_rate:
+            self._take_in()
             self._resampler = (sample_rate, Resampler(sample_rate, RATE))
-        self._push(self._resampler[1].push(pcm))
+        self._raw.append(pcm)
+        if len(self._rest) + sum(map(len, self._raw)) * RATE // sample_rate >= BLOCK:
+            self._take_in()
 
     async def blocks(self) -> AsyncIterator[Samples]:
         """(512,) float32 each, until the end.  A line that brings nothing brings silence."""
@@ -85,9 +90,15 @@ class CallerVoice:
     def _fill(self, now: int) -> None:
         """Nothing has come since: that was silence, up to now."""
         assert self._until_ns is not None
+        self._take_in()
         count = max(0, (now - self._until_ns) // BLOCK_NS)
         self._until_ns += count * BLOCK_NS
         self._push(np.zeros(min(count, MAX_WAITING_BLOCKS) * BLOCK, np.float32))
+
+    def _take_in(self) -> None:
+        if self._resampler is not None and self._raw:
+            self._push(self._resampler[1].push(np.concatenate(self._raw)))
+            self._raw.clear()
 
     def _push(self, samples: Samples) -> None:
         self._rest = np.concatenate((self._rest, samples))

@@ -120,7 +120,7 @@ async def test_a_barge_in_silences_the_telephone_and_keeps_what_was_heard() -> N
             assert len(line.heard_is_speech) >= line.clears[0]
             assert not any(line.heard_is_speech[line.clears[0] :])
             words = len(speech.heard_text.split())
-            assert abs(words - heard_s / 0.4) <= 1
+            assert abs(words - int(heard_s / 0.4)) <= 1
             assert LONG.startswith(speech.heard_text)
             assert speech.heard_text + speech.unheard_text == LONG
             await until(lambda: bool(agent.turns))
@@ -187,13 +187,15 @@ async def test_a_caller_who_comes_back_hears_nothing_of_the_speech_that_was_cut_
     assert max(tones[1:]) < tones[0] / 20
 
 
+@pytest.mark.parametrize("after_s", [0, 0.03, 0.09])
 @pytest.mark.parametrize("stop", [None, {"event": "stop", "streamSid": "MZ1"}])
-async def test_a_caller_who_hangs_up_at_once_leaves_nothing(stop: dict[str, str] | None) -> None:
+async def test_a_caller_who_hangs_up_at_once_leaves_nothing(stop: dict[str, str] | None, after_s: float) -> None:
     """Trap: a caller who hangs up in the first 100 ms: by the socket, or by a stop."""
     agent = Agent(LONG)
     async with ringing(agent) as hall:
         async with calling(hall) as line:
             await line.start()
+            await asyncio.sleep(after_s)
             if stop is not None:
                 await line.socket.send(json.dumps(stop))
                 await line.socket.wait_closed()

@@ -102,7 +102,10 @@ def speech(packets: int) -> tuple[SpeechPacket, ...]:
 
 
 def test_one_packet_leaves_each_20_ms_and_timestamps_never_skip() -> None:
-    """Silence too, in the line's own code; a stall is a gap in the timestamps, not in the numbers."""
+    """Silence too, in the line's own code; a stall is a gap in the timestamps, not in the numbers.
+
+    Reproduction 31 (KVS-WebRTC#1607), on a telephone line.
+    """
     wire = Wire(payload_type=8, keys=None)
     wire.run(100)
     wire.clock.advance(200 * MS)
