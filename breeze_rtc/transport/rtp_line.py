@@ -217,7 +217,9 @@ class RtpLine(PacedLine):
             self._is_where_agreed = True
         elif self._is_where_agreed or self._address not in (self._agreed, address):
             return False
-        self._address = address
+        if address != self._address:
+            # The port beside it, until a report comes from another (RFC 3550 section 11).
+            self._address, self._rtcp_address = address, (address[0], address[1] + 1)
         return True
 
     def _put(self, slot: Slot) -> None:
