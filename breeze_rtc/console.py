@@ -24,7 +24,7 @@ from breeze_rtc.agent.session import AgentSession, Callbacks
 from breeze_rtc.agent.turns import State
 from breeze_rtc.agent.vad import FRAME_SAMPLES, SAMPLE_RATE, Samples, VoiceActivity
 from breeze_rtc.clock import SECOND, Clock, MonotonicClock
-from breeze_rtc.errors import BadRequest, MissingExtra
+from breeze_rtc.errors import BadRequest, MissingExtra, UnknownVoice
 from breeze_rtc.media import rtp
 from breeze_rtc.media.libopus import Decoder
 from breeze_rtc.media.opus import LOOK_AHEAD_48K
@@ -371,6 +371,8 @@ async def _run(callbacks: Callbacks, engine: Engine, *, text: bool, recogniser: 
             except MissingExtra as error:
                 print(f"{error}; until then, type.")
         await stack.enter_async_context(engine)
+        if callbacks.voice is not None and callbacks.voice not in engine.voices:
+            raise UnknownVoice(callbacks.voice, engine.voices)
         if not is_piped:
             print(
                 "Talk, or type and press Enter; Ctrl-D ends the call." if card else "Type and press Enter; Ctrl-D ends."

@@ -87,7 +87,8 @@ class UnknownVoice(BadRequest):
         self.known = known
 
     def __str__(self) -> str:
-        return f"no voice is called {self.voice!r}; this model has {', '.join(self.known)}"
+        others = f"; this model has {', '.join(self.known)}" if self.known else ""
+        return f"no voice is called {self.voice!r}{others}"
 
 
 class CarrierRefused(BreezeError):

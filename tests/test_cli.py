@@ -117,6 +117,7 @@ def test_a_voice_is_made_listed_spoken_with_and_deleted(run, tmp_path: Path) -> 
         (("say", "hi", "--model", "/no/such/model"), "/no/such/model"),
         (("say", "hi", "--model", "tiny", "--voice", "nobody"), "no voice is called 'nobody'"),
         (("say", "x" * 20_001, "--model", "tiny"), "20000"),
+        (("console", "--text", "--model", "tiny", "--voice", "nobody"), "no voice is called 'nobody'"),
         (("serve", "--llm-model", "small"), "go together"),
         (("demo", "--no-open", "--llm-base-url", "http://x"), "go together"),
         (("serve", "--ice-server", "http://x"), "does not begin with"),

@@ -125,9 +125,6 @@ class Agent:
         """
         if _is_being_read.get():
             raise _Ran(self)
-        if sys.argv[1:2] == ["console"]:
-            self.console(text="--text" in sys.argv[2:])
-            return
         url = f"http://{host}:{port}/"
 
         def ready(server: VoiceServer) -> None:
@@ -138,6 +135,9 @@ class Agent:
                 webbrowser.open(url)
 
         try:
+            if sys.argv[1:2] == ["console"]:
+                self.console(text="--text" in sys.argv[2:])
+                return
             door.run(VoiceServer(self.callbacks, on_ready=ready, **options), host=host, port=port)
         except BreezeError as error:
             sys.exit(f"error: {error}")
