@@ -475,6 +475,9 @@ class SipCall:
                 self._conversation.end(str(error))
                 self._hang_up()
                 return
+        assert self.call is not None
+        if self.call.round_trip_ns is not None:
+            self.line.expect_round_trip(self.call.round_trip_ns)
         self.line.open()
         if not self._taken.done():
             self._taken.set_result("")

@@ -56,6 +56,9 @@ class Call:
     headers: Headers = ()
     """Those of its INVITE, for a call that came in."""
     state: State = State.RINGING
+    round_trip_ns: int | None = None
+    """To the other side and back, by how soon it acknowledged our answer; None where that had to be said twice, and for
+    a call of ours."""
     cseq: int = 0
     remote_cseq: int = 0
     # What was asked and waits for `accept` or `refuse`; what was accepted and waits for its ACK.

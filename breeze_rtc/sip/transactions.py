@@ -41,12 +41,17 @@ class Served:
     back: Hop
     response: bytes = b""
     status: int = 0
+    answered_at: int = 0
     is_acknowledged: bool = False
     step_ns: int = T1_NS
     over_at: int = 0
     wake_at: int | None = None
     on_silence: Callable[[int], None] = lambda now: None
     """Called when an answer that needs to be acknowledged never was."""
+
+    @property
+    def was_said_once(self) -> bool:
+        return self.step_ns == T1_NS
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +112,7 @@ class Transactions:
         served.status, served.response = status, response
         self._sends.append((response, served.back))
         if status >= 200:
-            served.over_at = now + GIVE_UP_NS
+            served.answered_at, served.over_at = now, now + GIVE_UP_NS
             self._wake(served, now + T1_NS if served.request.method == "INVITE" else served.over_at)
 
     # --- what we ask

@@ -363,6 +363,8 @@ class UserAgent:
         call = self._calls.get((request.get("call-id"), tag))
         if call is None or call.taken is None or call.taken.request.cseq[0] != request.cseq[0]:
             return
+        if call.taken.was_said_once:
+            call.round_trip_ns = now - call.taken.answered_at
         call.taken.is_acknowledged, call.taken = True, None
         if call.must_end:
             self._bye(call, now)

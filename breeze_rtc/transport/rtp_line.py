@@ -118,6 +118,11 @@ class RtpLine(PacedLine):
             assert self.sink.clock is not None
             self._playhead = Playhead(self.sink.clock, 0, estimate_ns=self._ear_delay_ns)
 
+    def expect_round_trip(self, round_trip_ns: int) -> None:
+        """How far the other end is by other messages than ours, until its reports tell."""
+        if self._playhead is not None and self.quality.round_trip_ns is None:
+            self._playhead.rtt_ns = round_trip_ns
+
     def open(self) -> None:
         """The other end listens: speech may go."""
         self.sink.open()

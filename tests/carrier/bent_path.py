@@ -1,7 +1,7 @@
 """A path that loses packets and delays each by another time, between a telephone and whoever it calls.
 
-Stands in for `tc netem`, which not every kernel has.  SIP passes whole, but its session descriptions name this relay,
-so that RTP and RTCP come through here, both ways.
+Stands in for `tc netem`, which not every kernel has.  SIP is delayed but never lost, and its session descriptions name
+this relay, so that RTP and RTCP come through here, both ways.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ class BentPath:
     def _carry(self, ready: socket.socket, data: bytes, source: tuple[str, int]) -> None:
         if ready is self._near:
             self._phone = source
-            self._far.sendto(self._renamed(data, "phone"), self._door)
+            self._late(self._far, self._renamed(data, "phone"), self._door)
         elif ready is self._far:
             if self._phone is not None:
-                self._near.sendto(self._renamed(data, "door"), self._phone)
+                self._late(self._near, self._renamed(data, "door"), self._phone)
         else:
             # What comes in on the side of one leaves on the side of the other, for that is where it is expected from.
             for side, other in (("phone", "door"), ("door", "phone")):
@@ -101,7 +101,10 @@ class BentPath:
         if self._random.random() < self._bend.loss:
             self.lost += 1
             return
-        at = time.monotonic() + self._bend.delay_s + self._random.random() * self._bend.jitter_s
+        self._late(out, data, to, self._random.random() * self._bend.jitter_s)
+
+    def _late(self, out: socket.socket, data: bytes, to: tuple[str, int], more_s: float = 0.0) -> None:
+        at = time.monotonic() + self._bend.delay_s + more_s
         heapq.heappush(self._flying, (at, next(self._count), out, data, to))
 
     def _renamed(self, data: bytes, side: str) -> bytes:

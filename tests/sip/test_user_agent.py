@@ -130,6 +130,19 @@ def test_a_call_is_placed_answered_and_ended_in_as_few_words_as_there_are() -> N
         )
 
 
+def test_the_round_trip_is_told_by_the_acknowledgement_of_an_answer_that_was_said_once() -> None:
+    """10 ms there and 10 back; where the answer had to be said again nobody knows which one is acknowledged."""
+    network, lossy = Network(), Network(lambda number: number == 3)
+    for there in (network, lossy):
+        there.answers()
+        there.alice.call(TO_BOB, b"offer", there.now)
+        there.run(3)
+    trips = [event.call.round_trip_ns for event in network.events[BOB] if isinstance(event, Answered)]
+    assert trips == [20 * MS]
+    assert lossy.said.count("B 200 INVITE") == 2
+    assert [event.call.round_trip_ns for event in lossy.events[BOB] if isinstance(event, Answered)] == [None]
+
+
 @pytest.mark.parametrize("lost", range(7))
 def test_a_call_holds_whichever_message_is_lost(lost: int) -> None:
     network = Network(lambda number: number == lost)

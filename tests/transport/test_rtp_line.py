@@ -175,6 +175,18 @@ def test_reports_of_the_telephone_move_the_ear() -> None:
     assert (wire.line.quality.lost, wire.line.quality.sent) == (3, 55)
 
 
+def test_the_way_is_believed_as_long_as_signalling_took_until_a_report_tells() -> None:
+    wire = Wire()
+    wire.run(1_100)
+    before_ns = wire.line.path_delay_ns
+    wire.line.expect_round_trip(300 * MS)
+    assert wire.line.path_delay_ns - before_ns == 150 * MS
+    wire.clock.advance(100 * MS)
+    wire.reported(delay_ns=160 * MS)
+    wire.line.expect_round_trip(300 * MS)
+    assert abs(wire.line.path_delay_ns - before_ns - 20 * MS) < 2 * MS
+
+
 def test_reports_go_back_to_where_the_telephone_s_come_from() -> None:
     """Its session description may name an address that cannot be reached; sound finds its way, and so do reports, or
     there never is a round trip.  A stranger's port leads nowhere."""
