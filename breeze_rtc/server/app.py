@@ -652,9 +652,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _why_not(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} is in use by another program; try --port {port + 1}"
+        return f"port {port} is in use by another program; choose another, such as {port + 1}"
     if error.errno == errno.EACCES:
-        return f"port {port} needs more rights than this user has; try --port 8000"
+        return f"port {port} needs more rights than this user has; choose one above 1023"
     return f"cannot listen on {host}:{port}: {error.strerror or error}"
 
 
