@@ -276,7 +276,7 @@ def test_a_port_in_use_is_a_sentence() -> None:
     """It names the next port to try."""
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(BadRequest, match=f"port {port} is in use by another program; try --port {port + 1}"):
+        with pytest.raises(BadRequest, match=f"port {port} is in use by another program; choose another"):
             listen("127.0.0.1", port)
 
 
