@@ -4,7 +4,8 @@ Three things must be there:
 
 - a slot and worst-case KV pages, beyond those kept for the classes above;
 - for a stream that somebody listens to, time: all listeners together must need at most `MAX_LOAD_PERCENT` of this
-  machine, by what steps take in the long run, in the steady state that every call reaches;
+  machine, by what steps take in the long run, in the steady state that every call reaches, and by what beginnings
+  (texts, prompts and first sounds, which hardly share steps) have really taken of late;
 - and time for its first sound: made in what those who speak already leave of the machine, together with the first
   sounds that are being made, it must come within what its class can bear.
 
@@ -28,8 +29,10 @@ from .stream import Priority, Stream
 if TYPE_CHECKING:
     from .forecast import Forecast
 
-MAX_LOAD_PERCENT = 90
-"""The rest is for first sounds, which are not part of the steady rate."""
+MAX_LOAD_PERCENT = 88
+"""What is left lets chunks stay large: in a machine without any slack all of them shrink, and each frame costs more."""
+BEGINNINGS_WINDOW_NS = 4 * SECOND
+"""What beginnings take is the average of so long: a burst on a machine with time to spare is no load."""
 RELAXED_PERCENT = 80
 """Quality that was given up comes back below this load: not at once at the limit, or it would come and go."""
 KEPT_SHARE = {Priority.LIVE: 0, Priority.STREAM: 16, Priority.BATCH: 4}
@@ -131,6 +134,10 @@ class Admission:
         self._has_changed = False
         self._look_at = 0
         self._steps_to_look = 0
+        # Time that beginnings took in this window and in the one before, and since when this one lasts.
+        self._began_now_ns = 0
+        self._began_before_ns = 0
+        self._window_ns = 0
         # How long the last streams held their slots, on average; 0 until one has given it back.
         self._held_ns = 0
 
@@ -185,6 +192,25 @@ class Admission:
         if self._steps_to_look <= 0:
             self._has_changed = True
 
+    def beginning(self, duration_ns: int, now: int) -> None:
+        """A step for a text, a prompt or a first sound has run."""
+        self._roll(now)
+        self._began_now_ns += duration_ns
+
+    def beginnings_percent(self, now: int) -> int:
+        """What beginnings took of this machine over the last `BEGINNINGS_WINDOW_NS`."""
+        self._roll(now)
+        left_ns = BEGINNINGS_WINDOW_NS - (now - self._window_ns)
+        taken_ns = self._began_now_ns + self._began_before_ns * left_ns // BEGINNINGS_WINDOW_NS
+        return 100 * taken_ns // BEGINNINGS_WINDOW_NS
+
+    def _roll(self, now: int) -> None:
+        windows = (now - self._window_ns) // BEGINNINGS_WINDOW_NS
+        if windows:
+            self._began_before_ns = self._began_now_ns if windows == 1 else 0
+            self._began_now_ns = 0
+            self._window_ns += windows * BEGINNINGS_WINDOW_NS
+
     def forget(self, s: Stream) -> None:
         """`s` does not wait any more."""
         self._has_changed = True
@@ -234,10 +260,11 @@ class Admission:
     def _lack_of_time(self, s: Stream, heard: list[Stream], now: int) -> str:
         terms = TERMS[s.priority]
         is_strained = self.is_strained
-        load = self._load([*heard, s], is_strained=is_strained)
+        begun = self.beginnings_percent(now)
+        load = self._load([*heard, s], is_strained=is_strained) + begun
         if load > MAX_LOAD_PERCENT and not is_strained and terms.degrade_after_ns is not None:
             is_strained = now >= s.ready_ns + terms.degrade_after_ns
-            load = self._load([*heard, s], is_strained=is_strained)
+            load = self._load([*heard, s], is_strained=is_strained) + begun
         if load > MAX_LOAD_PERCENT:
             return f"one more listener would need {load} % of this machine"
         if terms.first_sound_ns is not None:

@@ -34,6 +34,7 @@ from .policy import Policy
 from .predictor import MOVE_BOUNDS, Predictor
 from .slots import Pages, Slots, pages_for
 from .step import (
+    FIRST_SOUNDS,
     AudioReady,
     DeadlineMissed,
     Event,
@@ -309,6 +310,8 @@ class Scheduler:
         self._forecast.forget(stage)
         if stage is Stage.CODEC:
             self._survey.look_up_costs()
+        if stage <= Stage.PREFILL or step.why in FIRST_SOUNDS:
+            self._admission.beginning(result.duration_ns, now)
         if self._admission.waiting:
             self._admission.stepped()
         is_backbone, is_depth = stage is Stage.BACKBONE, stage is Stage.DEPTH

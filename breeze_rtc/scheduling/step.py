@@ -69,6 +69,11 @@ class Why(Enum):
     IN_TURN = "next in the order of this policy"
 
 
+FIRST_SOUNDS = frozenset(
+    {Why.FIRST_SOUND_FITS, Why.FIRST_SOUND_OVERDUE, Why.FIRST_SOUND_ALONE, Why.FIRST_SOUND_ALWAYS, Why.PROMPT_PIECE}
+)
+
+
 @dataclass(slots=True)
 class Step:
     """One piece of work: a stage, the rows that run in it, and the bucket it is padded to.

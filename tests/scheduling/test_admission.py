@@ -301,8 +301,9 @@ def test_a_call_makes_the_others_give_up_quality_before_it_waits() -> None:
     """A machine with room for ten in chunks of four and for more in larger ones takes an eleventh at once; the others
     keep less sound in hand, and as much as before when enough have left.
     """
-    house = House({Stage.BACKBONE: 1.5, Stage.DEPTH: 3.0, Stage.CODEC: 10.0})
-    # 80 ms: 4.5 + 10 / 4 = 7 ms each, or with chunks of 16 frames 4.5 + 10 / 16 = 5.1 ms.
+    house = House({Stage.BACKBONE: 1.3, Stage.DEPTH: 2.8, Stage.CODEC: 10.0})
+    # Of 80 ms: 4.1 + 10 / 4 = 6.6 ms each, or with chunks of 16 frames 4.1 + 10 / 16 = 4.7; and a first sound takes 14
+    # of each 400.
     streams = []
     while not house.scheduler.stats(house.now).is_strained:
         stream, slot = house.open(priority=Priority.STREAM if not streams else Priority.LIVE, interactive=False)
@@ -335,7 +336,7 @@ def test_less_lead_is_kept_while_there_is_little_room() -> None:
 
 def test_a_stream_waits_a_second_before_others_give_up_quality_for_it() -> None:
     """Nobody speaks with its listener; a batch never asks for it."""
-    house = House({Stage.BACKBONE: 1.5, Stage.DEPTH: 3.0, Stage.CODEC: 10.0})
+    house = House({Stage.BACKBONE: 1.3, Stage.DEPTH: 2.8, Stage.CODEC: 10.0})
     for _ in range(10):
         assert house.open(interactive=False)[1] is not None
         house.until(house.now / MS + 400)
@@ -398,3 +399,17 @@ def test_a_listener_who_claims_to_be_empty_gains_nothing() -> None:
                         house.scheduler.report(report, house.now)
         began.append(stream)
     assert began[0] == began[1]
+
+
+def test_a_burst_on_a_machine_with_time_to_spare_is_no_load() -> None:
+    """Beginnings count by what they take of four seconds, and are forgotten after as long again."""
+    house = House({Stage.PREFILL: 50.0, **TEN_LISTENERS})
+    admission = house.scheduler._admission
+    for _ in range(4):
+        assert house.open(frames=4)[1] is not None
+    house.until(3_900)
+    assert admission.beginnings_percent(house.now) == pytest.approx(100 * 4 * 60 / 4_000, abs=3)
+    house.until(6_000)
+    assert admission.beginnings_percent(house.now) == pytest.approx(50 * 4 * 60 / 4_000, abs=2)
+    house.until(8_000)
+    assert admission.beginnings_percent(house.now) == 0

@@ -8,6 +8,7 @@ import pytest
 
 from breeze_rtc.clock import MS
 from breeze_rtc.scheduling import metrics
+from breeze_rtc.scheduling.admission import Admission
 from breeze_rtc.scheduling.chunking import LADDER
 from breeze_rtc.scheduling.machines import (
     H100_GRAPH_COSTS,
@@ -227,6 +228,31 @@ def test_more_listeners_than_the_machine_can_serve_are_refused() -> None:
     assert max(prebuffer_ns(outcome) for outcome in heard) < 1_000 * MS
     # Half a second of it may be a wait for room.
     assert p95_ms(heard) < 900
+
+
+@pytest.mark.parametrize("counts_beginnings", [True, False])
+def test_requests_that_keep_beginning_leave_room_for_those_who_speak(
+    monkeypatch: pytest.MonkeyPatch, counts_beginnings: bool
+) -> None:
+    """Of thirty short sentences a second the machine can make the frames, but not also the texts, the prompts and the
+    first sounds, which hardly share a step.  Without counting those everybody is let in, and a third are torn.
+    """
+    if not counts_beginnings:
+        monkeypatch.setattr(Admission, "beginnings_percent", lambda self, now: 0)
+    source, at_ms, sentences = random.Random(1), 0.0, []
+    for _ in range(300):
+        at_ms += source.expovariate(0.030)
+        sentences.append(
+            Utterance(frames=source.randint(25, 55), pieces=((0, source.randint(8, 24)),), arrival_ns=int(at_ms * MS))
+        )
+    outcomes = run(sentences, slots=256)
+    heard = [outcome for outcome in outcomes if outcome.ending is not Ending.REFUSED]
+    torn = sum(bool(metrics.has_potential_gap(outcome.delivery(RATE, FRAME), 0)) for outcome in heard)
+    if counts_beginnings:
+        assert len(heard) > 270
+        assert torn == 0
+    else:
+        assert torn > 50
 
 
 @pytest.mark.parametrize("spread_seed", [1, 2, 3])
