@@ -25,6 +25,7 @@ from breeze_rtc.models.attention import BlockConfig, RopeConfig
 from breeze_rtc.models.backbone import BackboneConfig
 from breeze_rtc.models.codec import SNAKE_KERNEL, CodecConfig
 from breeze_rtc.models.depth import DepthConfig
+from breeze_rtc.models.mimi import MimiConfig
 from breeze_rtc.models.presets import ModelConfig
 from breeze_rtc.models.prompt import BreezePrompts, Voice
 from breeze_rtc.models.quantised import check_kind, narrow, narrowed
@@ -495,8 +496,9 @@ def _snake(ours: str, theirs: str, channels: int) -> Iterator[Source]:
         yield Source(f"{ours}.{name}", ((f"{theirs}.{name}", (channels,)),))
 
 
-def _breeze_codec(c: CodecConfig) -> Iterator[Source]:
-    """The decoder of the codec's own checkpoint."""
+def _breeze_codec(c: CodecConfig | MimiConfig) -> Iterator[Source]:
+    """The decoder of the codec's own checkpoint, as `published_codec` describes it."""
+    assert isinstance(c, CodecConfig)
     books = [("rvq_first", 0)] + [("rvq_rest", n) for n in range(c.codebooks - 1)]
     stored: list[tuple[str, tuple[int, ...]]] = []
     for group, n in books:
@@ -556,10 +558,14 @@ def load_reference_encoder(folder: Path, config: dict[str, Any], codebooks: int)
     config: the content of the codec folder's config.json.
     """
     ours = reference_encoder_config(config, folder, codebooks)
-    sources = list(_breeze_encoder(ours))
+    return read_encoder(ours, Weights(folder), list(_encoder(ours, "encoder.encoder", "encoder.")))
+
+
+def read_encoder(config: ReferenceEncoderConfig, weights: Weights, sources: list[Source]) -> ReferenceEncoder:
+    """In float32, on the CPU.  Raises CheckpointError."""
     with torch.device("meta"):
-        encoder = ReferenceEncoder(ours)
-    state = read([(Weights(folder), sources)], torch.device("cpu"), widened=[source.ours for source in sources])
+        encoder = ReferenceEncoder(config)
+    state = read([(weights, sources)], torch.device("cpu"), widened=[source.ours for source in sources])
     encoder.load_state_dict(state, assign=True)
     return encoder.eval()
 
@@ -596,15 +602,15 @@ def reference_encoder_config(config: dict[str, Any], folder: Path, codebooks: in
     )
 
 
-def _breeze_encoder(c: ReferenceEncoderConfig) -> Iterator[Source]:
-    """The reference encoder of the codec's own checkpoint."""
+def _encoder(c: ReferenceEncoderConfig, seanet: str, prefix: str) -> Iterator[Source]:
+    """The reference encoder: the names of its SEANet stack, and what stands before those of all other parts."""
 
     def conv(ours: str, theirs: str, inputs: int, outputs: int, kernel: int) -> Iterator[Source]:
         yield Source(f"{ours}.weight", ((f"{theirs}.conv.weight", (outputs, inputs, kernel)),))
         yield Source(f"{ours}.bias", ((f"{theirs}.conv.bias", (outputs,)),))
 
     # Places of the published list: a convolution; per stage a unit, an activation and a convolution; then two more.
-    seanet, (first, inner, last) = "encoder.encoder.layers", c.kernels
+    seanet, (first, inner, last) = f"{seanet}.layers", c.kernels
     yield from conv("first", f"{seanet}.0", 1, c.filters, first)
     width = c.filters
     for n, stride in enumerate(c.strides):
@@ -615,30 +621,34 @@ def _breeze_encoder(c: ReferenceEncoderConfig) -> Iterator[Source]:
         width *= 2
     hidden = c.block.hidden
     yield from conv("last", f"{seanet}.{3 * len(c.strides) + 2}", width, hidden, last)
-    inside, kv = c.block.heads * c.block.head_dim, c.block.kv_heads * c.block.head_dim
     for n in range(c.layers):
-        ours, theirs = f"layers.{n}", f"encoder.encoder_transformer.layers.{n}"
-        shapes = {"q_proj": (inside, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden)}
-        pieces = tuple((f"{theirs}.self_attn.{name}.weight", shape) for name, shape in shapes.items())
-        yield Source(f"{ours}.attention.qkv.weight", pieces, _concat)
-        yield Source(f"{ours}.attention.out.weight", ((f"{theirs}.self_attn.o_proj.weight", (hidden, inside)),))
-        yield Source(f"{ours}.up.weight", ((f"{theirs}.mlp.fc1.weight", (c.block.ffn, hidden)),))
-        yield Source(f"{ours}.down.weight", ((f"{theirs}.mlp.fc2.weight", (hidden, c.block.ffn)),))
-        for norm, name in (("attention_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm")):
-            for part in ("weight", "bias"):
-                yield Source(f"{ours}.{norm}.{part}", ((f"{theirs}.{name}.{part}", (hidden,)),))
-        for scale, name in (("attention_scale", "self_attn_layer_scale"), ("mlp_scale", "mlp_layer_scale")):
-            yield Source(f"{ours}.{scale}", ((f"{theirs}.{name}.scale", (hidden,)),))
-    yield Source("halve.weight", (("encoder.downsample.conv.weight", (hidden, hidden, 4)),))
+        yield from _mimi_layer(f"layers.{n}", f"{prefix}encoder_transformer.layers.{n}", c.block)
+    yield Source("halve.weight", ((f"{prefix}downsample.conv.weight", (hidden, hidden, 4)),))
     stored: list[tuple[str, tuple[int, ...]]] = []
     for kind, books in (("semantic", 1), ("acoustic", c.codebooks - 1)):
-        quantizer = f"encoder.quantizer.{kind}_residual_vector_quantizer"
+        quantizer = f"{prefix}quantizer.{kind}_residual_vector_quantizer"
         name = f"{quantizer}.input_proj.weight"
         yield Source(f"to_{kind}.weight", ((name, (c.code_dim, hidden, 1)),), lambda pieces: pieces[0].squeeze(-1))
         for n in range(books):
             book = f"{quantizer}.layers.{n}.codebook"
             stored += [(f"{book}.embed_sum", (c.codes, c.code_dim)), (f"{book}.cluster_usage", (c.codes,))]
     yield Source("codebooks", tuple(stored), _means)
+
+
+def _mimi_layer(ours: str, theirs: str, c: BlockConfig) -> Iterator[Source]:
+    """One of Mimi's transformer layers: LayerNorms, and an MLP without a gate."""
+    hidden, inside, kv = c.hidden, c.heads * c.head_dim, c.kv_heads * c.head_dim
+    shapes = {"q_proj": (inside, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden)}
+    pieces = tuple((f"{theirs}.self_attn.{name}.weight", shape) for name, shape in shapes.items())
+    yield Source(f"{ours}.attention.qkv.weight", pieces, _concat)
+    yield Source(f"{ours}.attention.out.weight", ((f"{theirs}.self_attn.o_proj.weight", (hidden, inside)),))
+    yield Source(f"{ours}.up.weight", ((f"{theirs}.mlp.fc1.weight", (c.ffn, hidden)),))
+    yield Source(f"{ours}.down.weight", ((f"{theirs}.mlp.fc2.weight", (hidden, c.ffn)),))
+    for norm, name in (("attention_norm", "input_layernorm"), ("mlp_norm", "post_attention_layernorm")):
+        for part in ("weight", "bias"):
+            yield Source(f"{ours}.{norm}.{part}", ((f"{theirs}.{name}.{part}", (hidden,)),))
+    for scale, name in (("attention_scale", "self_attn_layer_scale"), ("mlp_scale", "mlp_layer_scale")):
+        yield Source(f"{ours}.{scale}", ((f"{theirs}.{name}.scale", (hidden,)),))
 
 
 def _load_qwen3_tts(folder: Path, config: dict[str, Any], **how: Any) -> SpeechModel:
@@ -648,10 +658,17 @@ def _load_qwen3_tts(folder: Path, config: dict[str, Any], **how: Any) -> SpeechM
     return load_qwen3_tts(folder, config, **how)
 
 
+def _load_csm(folder: Path, config: dict[str, Any], **how: Any) -> SpeechModel:
+    from breeze_rtc.models.csm import load_csm
+
+    return load_csm(folder, config, **how)
+
+
 LOADERS: dict[str, Callable[..., SpeechModel]] = {
     "breeze": load_breeze,
     "breeze_rtc": _load_own,
     "qwen3_tts": _load_qwen3_tts,
+    "csm": _load_csm,
 }
 """Model types that can be loaded: (folder, config, device=, weights=, told=) -> the model."""
 

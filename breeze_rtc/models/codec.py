@@ -313,28 +313,39 @@ class CodecState:
         if self.head is not None:
             self.head.reset(slot)
 
+    def tape(self, slots: Tensor) -> Tape:
+        """The state of these rows, (B,) int64, for one call."""
+        return Tape(self.flat.index_select(0, slots), self.frames.index_select(0, slots))
+
+    def keep(self, slots: Tensor, tape: Tape, frames: int) -> None:
+        """What a call of `frames` frames has left on their tape."""
+        self.flat.index_copy_(0, slots, tape.wound())
+        self.frames.index_copy_(0, slots, tape.frames + frames)
+
 
 class WindowCache:
-    """The last `window - 1` frames of each layer's keys and values, kept on the tape.
+    """The last `window - 1` positions of each layer's keys and values, kept on the tape.
 
     Every query gets a window of its own, of fixed length, so that its sums run over the same columns in the same order
-    however many frames come with it.  (A cache of `window` columns shared by T > 1 frames would be wrong: the first of
+    however many come with it.  (A cache of `window` columns shared by T > 1 positions would be wrong: the first of
     them would miss the T - 1 oldest keys it may see.)
     """
 
-    def __init__(self, config: CodecConfig, tape: Tape, frames: int, like: Tensor) -> None:
-        self._config = config
+    def __init__(self, block: BlockConfig, window: int, tape: Tape, positions: Tensor, like: Tensor) -> None:
+        """positions: (B, T), those of the call."""
+        self._block = block
+        self._window = window
         self._tape = tape
-        column = torch.arange(config.window, device=like.device)
-        query = torch.arange(frames, device=like.device)
-        # Column j of query t is frame `t + j - (window - 1)` of the call; frames before the first were never filled.
-        before_start = tape.frames[:, None, None] + query[:, None] + column < config.window - 1
+        column = torch.arange(window, device=like.device)
+        query = torch.arange(positions.shape[1], device=like.device)
+        # Column j of query t is position `t + j - (window - 1)` of the call; those before the first were never filled.
+        before_start = positions[:, :, None] + column < window - 1
         mask = torch.zeros(before_start.shape, dtype=like.dtype, device=like.device)
         self._mask = mask.masked_fill_(before_start, float("-inf"))[:, None, :, None]
         self._places = (query[:, None] + column).flatten()
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        block, window = self._config.block, self._config.window
+        block, window = self._block, self._window
         past = self._tape.next(2, block.kv_heads, window - 1, block.head_dim)
         keys = torch.cat((past[:, 0], k), 2)
         values = torch.cat((past[:, 1], v), 2)
@@ -349,11 +360,45 @@ class WindowCache:
         return seen.transpose(1, 2).reshape(B, T, heads * D)
 
 
-class CodecDecoder(nn.Module):
+class StreamingDecoder(nn.Module):
+    """What decoders of codes share: the state of their streams."""
+
+    codebooks: nn.Parameter
+
+    def __init__(self, block: BlockConfig, layers: int, window: int) -> None:
+        """Of the transformer inside."""
+        super().__init__()
+        self._kept = layers * 2 * block.kv_heads * (window - 1) * block.head_dim
+
+    @property
+    def state_size(self) -> int:
+        """Numbers that one stream's tape holds."""
+        return self._kept + sum(part.past_size for part in self.modules() if isinstance(part, Streaming))
+
+    def new_state(self, slots: int) -> CodecState:
+        """State for `slots` streams and the dummy slot, all before their first frame, where the weights are."""
+        like = self.codebooks
+        return CodecState(
+            flat=like.new_zeros(slots + 1, self.state_size),
+            frames=torch.zeros(slots + 1, dtype=torch.int64, device=like.device),
+            head=None,
+        )
+
+    def hear(self, codes: Tensor) -> Heard:
+        """What a stream remembers that goes on where a recording ends: codes (T, K) int64, T >= 1."""
+        state = self.new_state(1)
+        assert state.head is None, "a source-filter head keeps its state apart"
+        slot = torch.zeros(1, dtype=torch.int64, device=codes.device)
+        for piece in torch.split(codes, HEARD_FRAMES):
+            self(piece.t()[None], state, slot)
+        return Heard(state.flat[0].clone(), len(codes))
+
+
+class CodecDecoder(StreamingDecoder):
     """Codes -> samples.  `features` is the part that nano's training needs: everything before the synthesis."""
 
     def __init__(self, config: CodecConfig) -> None:
-        super().__init__()
+        super().__init__(config.block, config.layers, config.window)
         self.config = config
         c = config
         self.codebooks = nn.Parameter(torch.randn(c.codebooks, c.codes, c.code_dim) * c.code_dim**-0.5)
@@ -379,31 +424,12 @@ class CodecDecoder(nn.Module):
             )
             assert self.synthesis.cfg.features == c.features
 
-    @property
-    def state_size(self) -> int:
-        """Numbers that one stream's tape holds."""
-        block = self.config.block
-        size = self.config.layers * 2 * block.kv_heads * (self.config.window - 1) * block.head_dim
-        return size + sum(part.past_size for part in self.modules() if isinstance(part, Streaming))
-
     def new_state(self, slots: int) -> CodecState:
-        """State for `slots` streams and the dummy slot, all before their first frame, where the weights are."""
-        like = self.codebooks
-        head = self.synthesis.new_state(slots, dtype=like.dtype, device=like.device) if self.to_features else None
-        return CodecState(
-            flat=like.new_zeros(slots + 1, self.state_size),
-            frames=torch.zeros(slots + 1, dtype=torch.int64, device=like.device),
-            head=head,
-        )
-
-    def hear(self, codes: Tensor) -> Heard:
-        """What a stream remembers that goes on where a recording ends: codes (T, K) int64, T >= 1."""
-        assert self.to_features is None, "a source-filter head keeps its state apart"
-        state = self.new_state(1)
-        slot = torch.zeros(1, dtype=torch.int64, device=codes.device)
-        for piece in torch.split(codes, HEARD_FRAMES):
-            self(piece.t()[None], state, slot)
-        return Heard(state.flat[0].clone(), len(codes))
+        state = super().new_state(slots)
+        if self.to_features is not None:
+            like = self.codebooks
+            state.head = self.synthesis.new_state(slots, dtype=like.dtype, device=like.device)
+        return state
 
     def dequantize(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """codes (B, K, T) int64 -> entries of codebook 0, and the sum over the others, each (B, T, code_dim)."""
@@ -429,7 +455,7 @@ class CodecDecoder(nn.Module):
             mask = band_mask(T, self.config.window - 1, 0, h) if self.config.window < T else None
         else:
             positions = tape.frames[:, None] + positions
-            cache = WindowCache(self.config, tape, T, h)
+            cache = WindowCache(self.config.block, self.config.window, tape, positions, h)
         rope = self.rope(positions, h.dtype)
         for index, layer in enumerate(self.layers):
             h = layer(h, rope, mask, is_causal=mask is None, cache=cache, layer=index)
@@ -471,7 +497,7 @@ class CodecDecoder(nn.Module):
         head_state = None
         if state is not None:
             assert slots is not None
-            tape = Tape(state.flat.index_select(0, slots), state.frames.index_select(0, slots))
+            tape = state.tape(slots)
             head_state = state.head
         samples: Tensor
         if self.to_features is None:
@@ -484,6 +510,5 @@ class CodecDecoder(nn.Module):
             # Half of nano's codec time is the synthesis: pads are there for the trunk's products and end here.
             samples = self.synthesis(spoken[:live], head_state, None if slots is None else slots[:live])
         if state is not None and tape is not None and slots is not None:
-            state.flat.index_copy_(0, slots, tape.wound())
-            state.frames.index_copy_(0, slots, tape.frames + codes.shape[2])
+            state.keep(slots, tape, codes.shape[2])
         return samples

@@ -64,7 +64,9 @@ def download(repository: str, kinds: Collection[str]) -> Path:
                 f"{repository} is of model type {config.get('model_type')!r}; {' and '.join(map(repr, kinds))} "
                 "can be loaded.  Nothing else was downloaded"
             )
-        return Path(snapshot_download(repository, allow_patterns=PATTERNS))
+        # Then `model.safetensors` is another copy, for other software.
+        ignored = ["model.safetensors"] if "transformers_weights" in config else None
+        return Path(snapshot_download(repository, allow_patterns=PATTERNS, ignore_patterns=ignored))
     except GatedRepoError as error:
         raise CheckpointError(
             f"{repository} asks for its terms to be accepted: do so at https://huggingface.co/{repository}, then run "

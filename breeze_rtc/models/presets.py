@@ -12,6 +12,7 @@ from breeze_rtc.models.attention import BlockConfig, RopeConfig
 from breeze_rtc.models.backbone import BackboneConfig
 from breeze_rtc.models.codec import CodecConfig
 from breeze_rtc.models.depth import DepthConfig
+from breeze_rtc.models.mimi import MimiConfig
 from breeze_rtc.models.pointer import PointerConfig
 from breeze_rtc.models.prompt_table import PromptTableConfig
 from breeze_rtc.models.reference_encoder import ReferenceEncoderConfig
@@ -27,11 +28,14 @@ class ModelConfig:
     text: TextEncoderConfig | PromptTableConfig
     backbone: BackboneConfig
     depth: DepthConfig
-    codec: CodecConfig
+    codec: CodecConfig | MimiConfig
     pointer: PointerConfig | None = None
     """per_frame only."""
     end_class: int | None = None
-    """Class of the codebook-0 head that ends speech; None where the pointer ends it."""
+    """Class of the codebook-0 head that ends speech; None where there is none."""
+    ends_with_zeros: bool = False
+    """Speech ends with a frame whose codes are all zero, which is not heard.  Its last code may be any: the loop that
+    transformers has for CSM does not look at it."""
     reserved: tuple[int, int] | None = None
     """First and last of the ids that no codebook ever speaks; the end class may be one of them."""
     min_frames: int = 0

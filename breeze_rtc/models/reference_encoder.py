@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from breeze_rtc.models.attention import Attention, BlockConfig, Rope, RopeConfig
+from breeze_rtc.models.attention import Attention, BlockConfig, KVCache, Rope, RopeConfig, band_mask
 from breeze_rtc.models.speaker_encoder import SpeakerEncoder
 
 
@@ -41,6 +41,11 @@ class ReferenceEncoderConfig:
     layers: int
     rope: RopeConfig
     sample_rate: int
+    window: int | None = None
+    """A position of the transformer, of which a frame has two, sees itself and the `window - 1` before it; None: all.
+
+    Mimi itself has one of 250 (10 s).  The published configs of Breeze TTS 2 and Qwen3-TTS name it, too, but their
+    runtimes apply it with flash attention only and were read without: they see all of the past, and so do we."""
 
     @property
     def frame_samples(self) -> int:
@@ -98,11 +103,19 @@ class Layer(nn.Module):
         self.down = nn.Linear(config.ffn, config.hidden, bias=False)
         self.mlp_scale = nn.Parameter(torch.full((config.hidden,), 0.01))
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-        """(B, T, hidden) -> the same shape."""
-        # The published config names a window of 250 positions (10 s), which only flash attention applies; the published
-        # runtime runs without it and sees all of the past, and so do we.
-        x = x + self.attention_scale * self.attention(self.attention_norm(x), rope, is_causal=True)
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        mask: Tensor | None = None,
+        *,
+        cache: KVCache | None = None,
+        layer: int = 0,
+    ) -> Tensor:
+        """(B, T, hidden) -> the same shape.  Without a mask and a cache it sees all of the past."""
+        attend = self.attention
+        seen = attend(self.attention_norm(x), rope, mask, is_causal=mask is None, cache=cache, layer=layer)
+        x = x + self.attention_scale * seen
         out: Tensor = x + self.mlp_scale * self.down(F.gelu(self.up(self.mlp_norm(x))))
         return out
 
@@ -137,8 +150,10 @@ class ReferenceEncoder(nn.Module):
             x = stage(x)
         x = self.last(F.elu(x)).transpose(1, 2)
         rope = self.rope(torch.arange(x.shape[1], device=x.device)[None], x.dtype)
+        window = self.config.window
+        mask = band_mask(x.shape[1], window - 1, 0, x) if window is not None and window < x.shape[1] else None
         for layer in self.layers:
-            x = layer(x, rope)
+            x = layer(x, rope, mask)
         out: Tensor = self.halve(x.transpose(1, 2)).transpose(1, 2)
         return out
 

@@ -18,6 +18,7 @@ from breeze_rtc.errors import BadRequest, UnknownVoice
 from breeze_rtc.models.backbone import Backbone
 from breeze_rtc.models.codec import CodecDecoder
 from breeze_rtc.models.depth import DepthDecoder
+from breeze_rtc.models.mimi import MimiConfig, MimiDecoder
 from breeze_rtc.models.pointer import TextPointer
 from breeze_rtc.models.presets import ModelConfig
 from breeze_rtc.models.prompt_table import PromptTable
@@ -111,7 +112,7 @@ class SpeechModel(nn.Module):
         self.text = TextEncoder(config.text) if isinstance(config.text, TextEncoderConfig) else PromptTable(config.text)
         self.backbone = Backbone(config.backbone)
         self.depth = DepthDecoder(config.depth)
-        self.codec = CodecDecoder(config.codec)
+        self.codec = MimiDecoder(config.codec) if isinstance(config.codec, MimiConfig) else CodecDecoder(config.codec)
         assert (config.pointer is not None) == (config.feed == "per_frame")
         self.pointer = None if config.pointer is None else TextPointer(config.pointer)
         self.voices = voices

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from breeze_rtc.models.codec import Tape
+from breeze_rtc.models.codec import CodecConfig, CodecDecoder, Tape
 from breeze_rtc.models.pointer import LOOK_AHEAD
 from breeze_rtc.models.presets import ModelConfig
 from breeze_rtc.models.speech_model import ByteFrontend, SpeechModel
@@ -148,6 +148,7 @@ class FeatureStep(nn.Module):
 
     def forward(self, codes: Tensor, flat: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         codec = self.model.codec
+        assert isinstance(codec, CodecDecoder)
         tape = Tape(flat, frames)
         features = codec.features_of(codec.mix(*codec.dequantize(codes)), tape)
         return features, tape.wound()
@@ -205,7 +206,7 @@ def export(config: ModelConfig) -> dict[str, bytes]:
     Raises ImportError without the `onnx` package, and ValueError for a model whose steps have no graphs: those fed by a
     prefix, and those whose codec ends in transposed convolutions.
     """
-    if config.feed != "per_frame" or config.codec.head != "source_filter":
+    if config.feed != "per_frame" or not isinstance(config.codec, CodecConfig) or config.codec.head != "source_filter":
         raise ValueError(f"the steps of {config.name} are not among those that have graphs")
     model = SpeechModel(config, frontend=lambda _voice: ByteFrontend(whole=False))
     with torch.no_grad():

@@ -40,20 +40,21 @@ class Source:
 class Weights:
     """The tensors of one checkpoint: a single safetensors file, or an index and its shards."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError where there is neither, or where the single file or the index is broken."""
-        index = folder / "model.safetensors.index.json"
-        single = folder / "model.safetensors"
+    def __init__(self, folder: Path, name: str = "model.safetensors") -> None:
+        """name: of the single file; that of an index is longer by `.index.json`.
+
+        Raises CheckpointError where there is neither, or where the single file or the index is broken."""
+        index = folder / f"{name}.index.json"
+        single = folder / name
         self._where: dict[str, Path] = {}
         self._open: dict[Path, Any] = {}
         self._read_bytes = 0
         if index.exists():
-            for name, shard in _weight_map(index).items():
-                self._where[name] = folder / shard
+            self._where = {tensor: folder / shard for tensor, shard in _weight_map(index).items()}
         elif single.exists():
             self._where = dict.fromkeys(self._file(single).keys(), single)
         else:
-            raise CheckpointError(f"{folder} holds neither model.safetensors nor model.safetensors.index.json")
+            raise CheckpointError(f"{folder} holds neither {name} nor {name}.index.json")
         self._folder = folder
 
     def _file(self, path: Path) -> Any:

@@ -54,6 +54,8 @@ from breeze_rtc.scheduling.step import Row, RowResult, Stage, StageSpec, Step, S
 
 ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Rows that a step may be padded to, as far as this machine's matrix products allow: see `independent_row_counts`."""
+ENDED = -1
+"""In the place of code 0: the whole frame has ended speech."""
 TOKEN_STEP = 16
 """Tokens of text and prompts, over all pieces and of the longest, are padded to multiples of this: so a piece is
 computed in the same shape of sums whatever stands beside it."""
@@ -539,13 +541,27 @@ class Executor:
         self, going: list[tuple[int, StreamState]], chosen: Tensor, results: dict[int, RowResult]
     ) -> None:
         """Go on with the frames whose code 0 was chosen, and read what it is: the one wait of the step."""
-        sent = self._lane.send(chosen)
         streams = [s for _, s in going]
-        if self.goes_ahead and all(s.made == s.started < s.sounded + RING_FRAMES for s in streams):
-            frames = [s.made for s in streams]
-            self._ahead = {s: (frame, row) for row, (s, frame) in enumerate(zip(streams, frames, strict=True))}
-            self._ahead_good = self._lane.send(self._depth_of(streams, frames, len(streams)).isfinite())
+        if self.model.config.ends_with_zeros:
+            # Only the whole frame says whether speech goes on, so this step makes it, and DEPTH finds it made.  What a
+            # graph gave is not there any more when another has run.
+            chosen = chosen.clone()
+            self._go_ahead(streams)
+            slots = torch.tensor([s.slot for s in streams], device=self.device)
+            is_end = (self.state.codes[slots, :-1] == 0).all(-1)
+            chosen[: len(streams), 0].masked_fill_(is_end, ENDED)
+            sent = self._lane.send(chosen)
+        else:
+            sent = self._lane.send(chosen)
+            if self.goes_ahead and all(s.made == s.started < s.sounded + RING_FRAMES for s in streams):
+                self._go_ahead(streams)
         self._read_first(going, self._read(sent), results)
+
+    def _go_ahead(self, streams: list[StreamState]) -> None:
+        """Make the other codes of the frames whose code 0 was chosen; DEPTH will ask for them."""
+        frames = [s.made for s in streams]
+        self._ahead = {s: (frame, row) for row, (s, frame) in enumerate(zip(streams, frames, strict=True))}
+        self._ahead_good = self._lane.send(self._depth_of(streams, frames, len(streams)).isfinite())
 
     def _read_first(
         self, going: list[tuple[int, StreamState]], chosen: list[list[int]], results: dict[int, RowResult]
@@ -554,7 +570,7 @@ class Executor:
         for (stream, s), (code, good, *moved) in zip(going, chosen, strict=False):
             if not good:
                 results[stream] = RowResult(stream, error="the logits of codebook 0 are not finite")
-            elif code == self.model.config.end_class:
+            elif code in {self.model.config.end_class, ENDED}:
                 s.mark(s.started, s.ends[-1] if s.ends else 0, self.frame_samples)
                 results[stream] = RowResult(stream, ended=True)
             else:

@@ -24,13 +24,15 @@ FILES = {
     "config.json": json.dumps({"model_type": "breeze"}).encode(),
     "model.safetensors": bytes(range(256)) * 400,
     "audio_tokenizer/config.json": b"{}",
+    "transformers-00001-of-00001.safetensors": b"weights",
     "pytorch_model.bin": b"never fetched",
     "run_me.py": b"raise SystemExit('never fetched, never run')",
 }
 
 
 class Hub(BaseHTTPRequestHandler):
-    """What of huggingface.co a download of org/voice asks for; org/foreign is a model of another kind."""
+    """What of huggingface.co a download of org/voice asks for; org/foreign is a model of another kind, and org/named
+    says that its weights have a name of their own."""
 
     asked: list[str]
 
@@ -43,7 +45,7 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
         type(self).asked.append(f"{self.command} {path}")
-        repository = "org/foreign" if "org/foreign" in path else "org/voice"
+        repository = next((name for name in ("org/foreign", "org/named") if name in path), "org/voice")
         if repository not in path:
             self._answer(404, b"", {"X-Error-Code": "RepoNotFound"})
         elif path.startswith(f"/api/models/{repository}/tree/"):
@@ -60,6 +62,8 @@ class Hub(BaseHTTPRequestHandler):
             content = FILES[path.split(f"/{repository}/resolve/", 1)[1].split("/", 1)[1]]
             if repository == "org/foreign" and path.endswith("config.json"):
                 content = b'{"model_type": "llama"}'
+            elif repository == "org/named" and path.endswith("/config.json"):
+                content = b'{"model_type": "breeze", "transformers_weights": "transformers.safetensors.index.json"}'
             etag = f'"{hashlib.sha1(content).hexdigest()}"'
             self._answer(200, content, {"ETag": etag, "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"})
 
@@ -116,12 +120,20 @@ def test_a_download_fetches_weights_and_configs_alone(address: str, tmp_path: Pa
     assert first.returncode == 0, first.stderr
     folder = Path(first.stdout.strip())
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert found == {"config.json", "model.safetensors", "audio_tokenizer/config.json"}
+    assert found == {name for name in FILES if name.endswith((".json", ".safetensors"))}
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert not [asked for asked in Hub.asked if asked.endswith((".bin", ".py"))]
     assert "%" in first.stderr
     again = download("org/voice", tmp_path, HF_ENDPOINT=address, HF_HUB_OFFLINE="1")
     assert again.stdout == first.stdout, again.stderr
+
+
+def test_other_softwares_copy_of_the_weights_is_not_fetched(address: str, tmp_path: Path) -> None:
+    answer = download("org/named", tmp_path, HF_ENDPOINT=address)
+    assert answer.returncode == 0, answer.stderr
+    assert {path.name for path in Path(answer.stdout.strip()).glob("*.safetensors")} == {
+        "transformers-00001-of-00001.safetensors"
+    }
 
 
 def test_a_foreign_model_is_refused_before_its_weights_are_fetched(address: str, tmp_path: Path) -> None:
