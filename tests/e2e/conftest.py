@@ -11,8 +11,10 @@ import sys
 import threading
 import wave
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -21,6 +23,8 @@ from playwright.sync_api import Browser, Playwright, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 START_LIMIT_S = 120
+
+Held = TypeVar("Held")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -90,6 +94,28 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+@contextmanager
+def held(loop: asyncio.AbstractEventLoop, context: AbstractAsyncContextManager[Held]) -> Iterator[Held]:
+    """What an async context gives, while a task of another loop holds it."""
+    over = asyncio.Event()
+    given: Future[Held] = Future()
+
+    async def hold() -> None:
+        async with context as held:
+            given.set_result(held)
+            await over.wait()
+
+    task = asyncio.run_coroutine_threadsafe(hold(), loop)
+    wait((given, task), 20, FIRST_COMPLETED)
+    if task.done():
+        task.result()
+    try:
+        yield given.result(0)
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        task.result(30)
 
 
 @pytest.fixture(scope="session")

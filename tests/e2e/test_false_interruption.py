@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from speech import spoken
 
 from breeze_rtc.testing import ToneVoice
 
-from .conftest import chromium, microphone_flags, write_wav
+from .conftest import chromium, held, microphone_flags, write_wav
 from .test_demo import visit
 from .test_heard_words import recording
 
@@ -32,24 +31,9 @@ def test_a_sound_without_words_costs_the_listener_none(playwright: Playwright, l
     ah = ah[loud[0] :][: round(0.3 * RATE)] / np.abs(ah).max() * 0.5
     microphone = np.concatenate([np.zeros(5 * RATE, np.float32), *[ah, np.zeros(3 * RATE, np.float32)] * 3])
     voice = ToneVoice(words_per_minute=200)
-    over = asyncio.Event()
-    metrics: list[Any] = []
-
-    async def serve(ready: asyncio.Future[str]) -> None:
-        async with serving(STORYTELLER, engine=voice) as hall:
-            metrics.append(hall.server.metrics)
-            ready.set_result(hall.http)
-            await over.wait()
-
-    async def begin() -> tuple[str, asyncio.Task[None]]:
-        ready = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(serve(ready))
-        return await ready, task
-
-    address, task = asyncio.run_coroutine_threadsafe(begin(), loop).result(20)
     flags = microphone_flags(write_wav(tmp_path / "ah.wav", microphone, RATE))
-    try:
-        with chromium(playwright, *flags) as browser, visit(browser, address) as visitor:
+    with held(loop, serving(STORYTELLER, engine=voice)) as hall:
+        with chromium(playwright, *flags) as browser, visit(browser, hall.http) as visitor:
             visitor.page.click("#start")
             visitor.until(visitor.reports, "the page reports")
             visitor.type("go")
@@ -71,7 +55,4 @@ def test_a_sound_without_words_costs_the_listener_none(playwright: Playwright, l
         assert min(errors_s) > -0.1
         assert float(np.quantile(np.abs(errors_s), 0.8)) < 0.05
         assert len([gap for gap in ear.gaps_s if gap > 0.5]) >= 3
-    finally:
-        loop.call_soon_threadsafe(over.set)
-        asyncio.run_coroutine_threadsafe(asyncio.wait_for(asyncio.shield(task), 20), loop).result(30)
-    assert metrics[0].interruptions.labels("false")._value.get() == 3
+    assert hall.server.metrics.interruptions.labels("false")._value.get() == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from page import serving
 
 from breeze_rtc.testing import Recording, ToneVoice
 
+from .conftest import held
 from .test_demo import TAP_RATE, Visitor, visit
 
 CUTS = 3
@@ -46,39 +46,22 @@ def test_words_at_random_cuts_are_within_one_in_chromium(
     Reproduction 6 (livekit#2201), in a browser.
     """
     voice = ToneVoice(words_per_minute=words_per_minute, stalls={4: 2.0} if has_underrun else {})
-    over = asyncio.Event()
-
-    async def serve(ready: asyncio.Future[str]) -> None:
-        async with serving(STORYTELLER, engine=voice) as hall:
-            ready.set_result(hall.http)
-            await over.wait()
-
-    async def begin() -> tuple[str, asyncio.Task[None]]:
-        ready = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(serve(ready))
-        return await ready, task
-
-    address, task = asyncio.run_coroutine_threadsafe(begin(), loop).result(20)
-    try:
-        with visit(quiet_browser, address) as visitor:
-            visitor.page.click("#start")
-            visitor.until(visitor.reports, "the page reports")
-            off: list[int] = []
-            for cut, moment_s in enumerate(moments(seed=words_per_minute, count=CUTS, longest_s=4.5)):
-                visitor.type("go")
-                stream = visitor.spoken(after=cut)
-                visitor.until(lambda stream=stream: visitor.heard(stream), "the first word is heard")
-                visitor.page.wait_for_timeout(1_000 * moment_s)
-                visitor.page.click("#interrupt")
-                visitor.ends(stream)
-                visitor.page.wait_for_timeout(400)
-            ear = recording(visitor, voice)
-            for end in visitor.got("speech_end"):
-                words = [heard for heard in ear.words if heard.word.stream == end["stream"]]
-                off.append(words_off(STORY[: end["chars"]], words))
-                assert len(words) >= 1
-            assert len(off) == CUTS
-            assert max(off) <= 1, off
-    finally:
-        loop.call_soon_threadsafe(over.set)
-        asyncio.run_coroutine_threadsafe(asyncio.wait_for(asyncio.shield(task), 20), loop).result(30)
+    with held(loop, serving(STORYTELLER, engine=voice)) as hall, visit(quiet_browser, hall.http) as visitor:
+        visitor.page.click("#start")
+        visitor.until(visitor.reports, "the page reports")
+        off: list[int] = []
+        for cut, moment_s in enumerate(moments(seed=words_per_minute, count=CUTS, longest_s=4.5)):
+            visitor.type("go")
+            stream = visitor.spoken(after=cut)
+            visitor.until(lambda stream=stream: visitor.heard(stream), "the first word is heard")
+            visitor.page.wait_for_timeout(1_000 * moment_s)
+            visitor.page.click("#interrupt")
+            visitor.ends(stream)
+            visitor.page.wait_for_timeout(400)
+        ear = recording(visitor, voice)
+        for end in visitor.got("speech_end"):
+            words = [heard for heard in ear.words if heard.word.stream == end["stream"]]
+            off.append(words_off(STORY[: end["chars"]], words))
+            assert len(words) >= 1
+        assert len(off) == CUTS
+        assert max(off) <= 1, off

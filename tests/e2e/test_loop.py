@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import urllib.request
 from pathlib import Path
@@ -17,6 +16,7 @@ from page import serving
 
 from breeze_rtc.testing import Recording, ToneVoice
 
+from .conftest import held
 from .test_demo import TAP_RATE, Visitor, visit
 
 LEAD_S = 1.2
@@ -65,38 +65,21 @@ def test_a_paused_tab_pauses_generation_and_a_resumed_one_hears_the_rest(server:
 def test_after_a_pause_no_word_is_missing_and_none_is_heard_twice(quiet_browser: Browser, loop: Any) -> None:
     """Paused in the middle of words, three times: at the ear they follow each other as in the text."""
     voice = ToneVoice(words_per_minute=170)
-    over = asyncio.Event()
-
-    async def serve(ready: asyncio.Future[str]) -> None:
-        async with serving(STORYTELLER, engine=voice) as hall:
-            ready.set_result(hall.http)
-            await over.wait()
-
-    async def begin() -> tuple[str, asyncio.Task[None]]:
-        ready = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(serve(ready))
-        return await ready, task
-
-    address, serving_task = asyncio.run_coroutine_threadsafe(begin(), loop).result(20)
-    try:
-        with visit(quiet_browser, address) as visitor:
-            visitor.page.click("#start")
-            visitor.until(visitor.reports, "the page reports")
-            visitor.type("go")
-            stream = visitor.spoken()
-            pauses = []
-            for chars in (25, 60, 95):
-                visitor.until(lambda chars=chars: visitor.heard(stream) > chars, "the words are heard")
-                paused_ms = visitor.page.evaluate(PAUSE)
-                visitor.page.wait_for_timeout(1_200)
-                pauses.append((paused_ms, visitor.page.evaluate(PLAY)))
-            visitor.until(lambda: visitor.heard(stream) > 140, "more is heard")
-            visitor.page.click("#interrupt")
-            visitor.ends(stream)
-            ear = at_the_ear(visitor, voice, pauses)
-    finally:
-        loop.call_soon_threadsafe(over.set)
-        asyncio.run_coroutine_threadsafe(asyncio.wait_for(serving_task, 20), loop).result(30)
+    with held(loop, serving(STORYTELLER, engine=voice)) as hall, visit(quiet_browser, hall.http) as visitor:
+        visitor.page.click("#start")
+        visitor.until(visitor.reports, "the page reports")
+        visitor.type("go")
+        stream = visitor.spoken()
+        pauses = []
+        for chars in (25, 60, 95):
+            visitor.until(lambda chars=chars: visitor.heard(stream) > chars, "the words are heard")
+            paused_ms = visitor.page.evaluate(PAUSE)
+            visitor.page.wait_for_timeout(1_200)
+            pauses.append((paused_ms, visitor.page.evaluate(PLAY)))
+        visitor.until(lambda: visitor.heard(stream) > 140, "more is heard")
+        visitor.page.click("#interrupt")
+        visitor.ends(stream)
+        ear = at_the_ear(visitor, voice, pauses)
     words = [heard.word.text.strip() for heard in ear.words if heard.word.stream == stream]
     assert words == STORY.split()[: len(words)]
     assert len(words) > 15
