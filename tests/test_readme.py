@@ -61,13 +61,14 @@ async def test_the_examples_of_the_test_kit_hold() -> None:
 async def test_the_examples_about_agents_hold() -> None:
     """One after another they make an agent, its judge of turns, and a tool that answers."""
     names: dict[str, Any] = {"__name__": "docs"}
-    for block in blocks("docs/agents.md"):
+    for block in blocks("docs/agents.md") + blocks("docs/phone.md"):
         if "SmartTurn" in block and find_spec("pipecat") is None:
             continue
         exec(compile(block, "docs/agents.md", "exec"), names)
     tools = Tools(names["agent"].callbacks.tools, None)
     assert [schema["function"]["name"] for schema in tools.schemas] == ["time_in"]
     assert re.fullmatch(r"\d\d:\d\d", await tools.call("time_in", '{"zone": "Europe/Paris"}'))
+    assert names["agent"].callbacks.on_dtmf is names["key"]
     await names["model"].close()
 
 

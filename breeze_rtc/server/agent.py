@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import runpy
 import sys
 import webbrowser
@@ -24,6 +25,8 @@ from breeze_rtc.server.app import VoiceServer
 if TYPE_CHECKING:
     from breeze_rtc.testing import Caller
 
+
+log = logging.getLogger(__name__)
 
 _is_being_read: ContextVar[bool] = ContextVar("is_being_read", default=False)
 
@@ -124,7 +127,7 @@ class Agent:
         What keeps it from starting ends the program with a sentence: a port in use, a model that is not there.
         """
         if _is_being_read.get():
-            raise _Ran(self)
+            raise _Ran(self, sorted(options))
         url = f"http://{host}:{port}/"
 
         def ready(server: VoiceServer) -> None:
@@ -161,9 +164,10 @@ def _check(callback: Callable[..., Any], *names: str) -> None:
 class _Ran(BaseException):
     """A file that is only read has come to `agent.run()`."""
 
-    def __init__(self, agent: Agent) -> None:
-        super().__init__(agent)
+    def __init__(self, agent: Agent, options: list[str]) -> None:
+        super().__init__(agent, options)
         self.agent = agent
+        self.options = options
 
 
 def read_agent(path: Path) -> Agent:
@@ -174,6 +178,8 @@ def read_agent(path: Path) -> Agent:
     try:
         names = runpy.run_path(str(path))
     except _Ran as ran:
+        if ran.options:
+            log.warning("%s gives agent.run(...) %s, which this command does not take", path, ", ".join(ran.options))
         return ran.agent
     finally:
         _is_being_read.reset(token)

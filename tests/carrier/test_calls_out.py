@@ -248,12 +248,18 @@ async def test_the_command_calls_with_the_agent_of_a_file_and_ends_with_the_call
         assert np.abs(np.frombuffer(office.line.heard, "<i2")).max() > 0
 
 
-def test_the_agent_of_a_file_is_found_whether_it_is_run_or_not(tmp_path: Path) -> None:
+def test_the_agent_of_a_file_is_found_whether_it_is_run_or_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "run.py").write_text(AGENT)
     (tmp_path / "made.py").write_text(AGENT.replace("agent.run()", ""))
     (tmp_path / "none.py").write_text("x = 1\n")
     assert read_agent(tmp_path / "run.py").callbacks.on_enter is not None
     assert read_agent(tmp_path / "made.py").callbacks.on_enter is not None
+    assert caplog.messages == []
+    (tmp_path / "run.py").write_text(AGENT.replace("run()", "run(max_calls=1)"))
+    assert read_agent(tmp_path / "run.py").callbacks.on_enter is not None
+    assert "max_calls" in caplog.messages[0]
     for wrong in ("none.py", "missing.py"):
         with pytest.raises(BadRequest, match=wrong):
             read_agent(tmp_path / wrong)
