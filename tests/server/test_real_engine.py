@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import wave
 from collections.abc import AsyncIterator
 
@@ -14,6 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from breeze_rtc.agent.session import AgentSession, Callbacks, UserTurn
 from breeze_rtc.runtime.engine import Engine
+
+GREEDY = {"temperature": 0.0, "depth_temperature": 0.0}
+"""With random weights, speech that goes on for long."""
 
 
 async def reply(session: AgentSession, turn: UserTurn) -> AsyncIterator[str]:
@@ -105,3 +109,33 @@ async def test_a_request_for_which_there_is_no_room_waits_and_is_told_when_to_co
         speaking.cancel()
         assert (await batch).status_code == 200
         await until(lambda: engine.stats["free_slots"] == 1 and not engine._inboxes)
+
+
+@pytest.mark.parametrize("leaves", ["at once", "after the first sound", "in the middle"])
+async def test_a_client_whose_socket_drops_leaves_its_place_to_the_next(leaves: str) -> None:
+    """Reproduction 19 of serving (breeze-tts 20: a lock was kept when its client was gone, and 409 for ever after).
+
+    There is room for one stream: whenever the connection is reset, the next request is spoken, and nothing is left of
+    those before.
+    """
+    engine = Engine("tiny", process=False, measures=False, max_streams=1)
+    async with (
+        serving(Callbacks(), engine=engine) as hall,  # type: ignore[arg-type]
+        httpx.AsyncClient(base_url=hall.http, timeout=60) as client,
+    ):
+        for streams in (True, False):
+            body = json.dumps({"input": "for a long time", "stream": streams, **GREEDY}).encode()
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(hall.http.rsplit(":", 1)[1]))
+            writer.write(b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            if leaves == "at once" or not streams:
+                await until(lambda: engine.stats.get("streams"))
+            else:
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert b" 200 OK" in head, (head, await reader.read())
+                await reader.readexactly(1_000 if leaves == "after the first sound" else 60_000)
+            writer.transport.abort()
+            answer = await client.post("/v1/audio/speech", json={"input": "Hi.", "seed": 1})
+            assert answer.status_code == 200, answer.text
+            assert len(answer.content) > 44
+            await until(lambda: engine.stats["free_slots"] == 1 and not engine._inboxes)
+            assert hall.server._speech_requests == 0
