@@ -376,6 +376,17 @@ class Reference:
         logits: Tensor = self.depth(input_ids=ids, backbone_last_hidden_state=hidden[None]).logits[0, -1]
         return logits
 
+    def combined(self, logits: list[Tensor], scale: float, reference_scale: float) -> Tensor:
+        """One row's logits out of those of one, two or three rows, reserved ids silenced."""
+        out = logits[0].clone()
+        if len(logits) == 2:
+            out = logits[1] + scale * (logits[0] - logits[1])
+        elif len(logits) == 3:
+            by_reference = reference_scale * (logits[2] - logits[1])
+            out = logits[1] + by_reference + scale * (logits[0] - logits[1])
+        out[CODES:VOCAB] = float("-inf")
+        return out
+
     def generate(
         self,
         rows: list[list[Tensor]],
@@ -387,28 +398,19 @@ class Reference:
         """Greedy codes.  rows: the guided row's prompt pieces, and the unguided row's when `scale` is not 1; in dual
         guidance, of the row with the instruction, the plain one, and the row with the reference."""
 
-        def combined(logits: list[Tensor]) -> Tensor:
-            out = logits[0].clone()
-            if len(rows) == 2:
-                out = logits[1] + scale * (logits[0] - logits[1])
-            elif len(rows) == 3:
-                by_reference = reference_scale * (logits[2] - logits[1])
-                out = logits[1] + by_reference + scale * (logits[0] - logits[1])
-            out[CODES:VOCAB] = float("-inf")
-            return out
-
         contexts = [torch.cat(row) for row in rows]
         made: list[list[int]] = []
         while len(made) < frames:
             hidden = [self.hidden(context) for context in contexts]
-            logits = combined([self.head(h) for h in hidden])
+            logits = self.combined([self.head(h) for h in hidden], scale, reference_scale)
             for code in {frame[0] for frame in made}:
                 logits[code] = logits[code] / penalty if logits[code] > 0 else logits[code] * penalty
             codes = [int(logits.argmax())]
             if codes[0] == VOCAB:
                 break
             while len(codes) < CODEBOOKS:
-                codes.append(int(combined([self.depth_logits(h, codes) for h in hidden]).argmax()))
+                logits = self.combined([self.depth_logits(h, codes) for h in hidden], scale, reference_scale)
+                codes.append(int(logits.argmax()))
             made.append(codes)
             contexts = [torch.cat((context, self.embed(torch.tensor([codes])))) for context in contexts]
         return made
