@@ -13,16 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from origin import origin
 from torch import Tensor
 
 from breeze_rtc.models.sampling import Sampling
@@ -178,14 +175,7 @@ def main() -> None:
         figures += [f"depth_eager_over_compiled_r{n}={times['eager'][n] / times['compiled'][n]:.2f}" for n in rows]
 
     if options.json:
-        document = {
-            "machine": platform.machine(),
-            "cpus": os.cpu_count(),
-            "python": sys.version,
-            "versions": {package: version(package) for package in ("torch", "numpy")},
-            "arguments": {"quick": options.quick, "model": name, "compile": not options.no_compile},
-            "raw": raw,
-        }
+        document = origin("torch", "numpy") | {"model": name, "raw": raw}
         options.json.write_text(json.dumps(document, indent=1))
     print("RESULT", f"model={name}", *figures)
 
