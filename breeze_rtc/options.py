@@ -78,6 +78,7 @@ class Speaking:
         str, typer.Option(help="nano, breeze-tts-2, a checkpoint's folder, or its Hugging Face id, such as org/name.")
     ] = "nano"
     device: Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")] = "cpu"
+    codec_device: Annotated[str, typer.Option(help="cpu: the codec there, in a thread beside --device.")] = ""
     threads: Annotated[int, typer.Option(min=1, help="Threads the model may compute with.")] = 1
     weights: Annotated[str, typer.Option(help="int8: the large layers in half the memory, a little less exact.")] = ""
     voices: Voices = None
@@ -95,6 +96,7 @@ class Speaking:
             device=self.device,
             threads=self.threads,
             weights=self.weights,
+            codec_device=self.codec_device,
             voices=self.folder,
             trace=trace,
             measures=measures,

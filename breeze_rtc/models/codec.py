@@ -388,6 +388,8 @@ class StreamingDecoder(nn.Module):
         """What a stream remembers that goes on where a recording ends: codes (T, K) int64, T >= 1."""
         state = self.new_state(1)
         assert state.head is None, "a source-filter head keeps its state apart"
+        # It may live elsewhere than what made the codes.
+        codes = codes.to(state.flat.device)
         slot = torch.zeros(1, dtype=torch.int64, device=codes.device)
         for piece in torch.split(codes, HEARD_FRAMES):
             self(piece.t()[None], state, slot)

@@ -454,6 +454,7 @@ class Engine:
         policy: Policy | None = None,
         measures: bool = True,
         weights: str = "",
+        codec_device: str = "",
         on_restart: Callable[[str], None] | None = None,
         on_loading: Callable[[str, float], None] | None = None,
         on_measuring: Callable[[float], None] | None = None,
@@ -461,12 +462,13 @@ class Engine:
         """Nothing is loaded until `start`.
 
         model: a preset's name, a checkpoint's folder or its Hugging Face id.  weights: "int8" keeps the large layers in
-        half the memory.  threads: torch's.  voices: the folder of the cloned voices, which need not be there yet; None:
-        no cloned voices.  trace: a file for the scheduler's inputs;
-        an engine that is started again writes to a file of its own beside it, numbered.  policy: the scheduler's rules,
-        to measure what each is worth.  measures: the first start on a machine takes some seconds to find out how
-        long its steps take, and keeps that in the user's cache folder; False: the scheduler learns it from the first
-        streams.  on_restart: called on the loop with a sentence when an engine that died is running again.
+        half the memory.  codec_device: "cpu" leaves the codec there, in a thread of its own beside `device`.  threads:
+        torch's.  voices: the folder of the cloned voices, which need not be there yet; None: no cloned voices.
+        trace: a file for the scheduler's inputs; an engine that is started again writes to a file of its own beside
+        it, numbered.  policy: the scheduler's rules, to measure what each is worth.  measures: the first start on a
+        machine takes some seconds to find out how long its steps take, and keeps that in the user's cache folder;
+        False: the scheduler learns it from the first streams.  on_restart: called on the loop with a sentence when an
+        engine that died is running again.
         on_loading: called there while large weights are read, with what it is and how much of it is done, 0 to 1;
         on_measuring: the same for the measurement.
         """
@@ -487,6 +489,7 @@ class Engine:
         self._policy = policy or Policy()
         self._measures = measures
         self._weights = weights
+        self._codec_device = codec_device
         self._facts: Ready | None = None
         # Streams the engine has not finished.
         self._inboxes: dict[int, _Inbox] = {}
@@ -714,6 +717,7 @@ class Engine:
                     self._measures,
                     self._weights,
                     str(self._voices or ""),
+                    self._codec_device,
                 )
             )
             self._facts = await link.ready

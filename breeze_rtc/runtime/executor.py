@@ -38,6 +38,7 @@ from breeze_rtc.runtime.frame_steps import (
     batch_of,
     choose_first,
     codec_frames,
+    codes_in_ring,
     depth_frame,
     first_codes,
     next_hidden,
@@ -73,16 +74,22 @@ class Executor:
         page_tokens: int = 16,
         prefix_pages: int = 0,
         device: torch.device | str = "cpu",
+        codec_apart: bool = False,
         clock: Clock | None = None,
     ) -> None:
         """max_streams: state slots.  kv_pages: pages of `page_tokens` positions of the backbone, for streams.
-        prefix_pages: more of them, for what streams have in common (`add_prefix`)."""
+        prefix_pages: more of them, for what streams have in common (`add_prefix`).  codec_apart: the codec runs on the
+        CPU, in a thread of its own, beside what runs on `device`."""
         self.model = model.to(device).eval()
         self.device = torch.device(device)
-        self._lane = lane_of(self.device)
+        self.codec_apart = codec_apart
+        """The codec, its weights and its state, is on the CPU and runs in a thread there."""
+        if codec_apart:
+            model.codec.to("cpu")
+        self._lane = lane_of(self.device, codec_apart=codec_apart)
         self.meanwhile: Callable[[], bool] = lambda: False
         """Called while a step waits for the device: see `Lane.read`."""
-        self.overlaps = self.device.type == "cuda"
+        self.overlaps = codec_apart or self.device.type == "cuda"
         """Sound is made beside the next steps: `issue` returns before it is there."""
         self.sample_rate = model.sample_rate
         self.frame_samples = model.frame_samples
@@ -658,6 +665,15 @@ class Executor:
         pads = bucket - len(streams)
         slots = torch.tensor([s.slot for s in streams] + [self._dummy] * pads)
         starts = torch.tensor([s.decoded for s in streams] + [0] * pads)
+        if self.codec_apart:
+            ring = codes_in_ring(self.state, slots.to(self.device), starts.to(self.device), frames)
+            sent = self._lane.send(ring)
+            features = self._sessions.features if self._sessions else None
+            return self._lane.run(
+                lambda: self.model.codec(
+                    sent.wait(), self.state.codec, slots, live=len(streams), features=features
+                ).float()
+            )
 
         def decode() -> Tensor:
             return codec_frames(
@@ -699,7 +715,8 @@ class Executor:
             self._kv,
             recorder,
             frame_rows=self.specs[Stage.BACKBONE].buckets,
-            sound_rows=self.specs[Stage.CODEC].buckets,
+            # What runs on the CPU has no graphs.
+            sound_rows=() if self.codec_apart else self.specs[Stage.CODEC].buckets,
             dummy=self._dummy,
             clock=self._clock,
         )

@@ -238,10 +238,15 @@ def codec_frames(
     features: Callable[[Tensor, Tape], Tensor] | None = None,
 ) -> Tensor:
     """Sound of the next `frames` frames of each row, whose first is number `starts` (R,): (R or live, samples)."""
-    places = (starts[:, None] + torch.arange(frames, device=starts.device)) % RING_FRAMES
-    codes = state.ring[slots[:, None], places].transpose(1, 2)
+    codes = codes_in_ring(state, slots, starts, frames)
     sound: Tensor = model.codec(codes, state.codec, slots, live=live, features=features)
     return sound
+
+
+def codes_in_ring(state: SlotState, slots: Tensor, starts: Tensor, frames: int) -> Tensor:
+    """The next `frames` frames of each row, whose first is number `starts` (R,): (R, K, frames)."""
+    places = (starts[:, None] + torch.arange(frames, device=starts.device)) % RING_FRAMES
+    return state.ring[slots[:, None], places].transpose(1, 2)
 
 
 def next_hidden(  # noqa: PLR0917 (a graph's inputs)

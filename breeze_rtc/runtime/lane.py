@@ -1,4 +1,5 @@
-"""Work beside the main work of a device: the codec on a CUDA stream of its own; on a CPU the same calls, at once.
+"""Work beside the main work of a device: the codec on a CUDA stream of its own, or on the CPU in a thread of its own;
+where all is on the CPU, the same calls, at once.
 
 What is given to a lane runs after all that was given to the main stream before it, and before what is given to the main
 stream after `join`.  Nothing else is ordered: while the codec makes sound, the main stream goes on with the next frame.
@@ -14,6 +15,7 @@ A graph's memory is shared by all graphs that were recorded on the same stream, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 import torch
@@ -122,5 +124,36 @@ class CudaLane:
         return sent.wait()
 
 
-def lane_of(device: torch.device) -> Lane:
-    return CudaLane(device) if device.type == "cuda" else NullLane()
+class ThreadLane:
+    """A thread of the CPU, for work that needs the main device no more once what it reads was sent from there."""
+
+    def __init__(self, main: Lane) -> None:
+        """main: how values come from the main device."""
+        self.send, self.read = main.send, main.read
+        self._thread = ThreadPoolExecutor(1, "codec")
+        self._last: Future[Tensor] | None = None
+
+    def run(self, work: Callable[[], Tensor]) -> OnItsWay:
+        self._last = self._thread.submit(torch.inference_mode()(work))
+        return _Promised(self._last)
+
+    def join(self) -> None:
+        if self._last is not None:
+            wait([self._last])
+
+
+class _Promised:
+    def __init__(self, tensor: Future[Tensor]) -> None:
+        self._tensor = tensor
+
+    def is_there(self) -> bool:
+        return self._tensor.done()
+
+    def wait(self) -> Tensor:
+        return self._tensor.result()
+
+
+def lane_of(device: torch.device, *, codec_apart: bool = False) -> Lane:
+    """codec_apart: the codec is on the CPU, whatever the main device is."""
+    main: Lane = CudaLane(device) if device.type == "cuda" else NullLane()
+    return ThreadLane(main) if codec_apart else main

@@ -44,6 +44,8 @@ class Start:
     """`int8`: the large layers in half the memory, see `models.quantised`; empty: as they are stored."""
     voices: str = ""
     """The folder of the cloned voices; empty for none."""
+    codec_device: str = ""
+    """`cpu`: the codec runs there, beside the rest; empty: where the rest does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,6 +195,8 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
             raise BadRequest(f"the trace {start.trace} cannot be written: {error.strerror}") from error
     torch.set_num_threads(start.threads)
     check_kind(start.weights)
+    if start.codec_device not in {"", "cpu"}:
+        raise BadRequest(f"--codec-device {start.codec_device}: only cpu is known, and nothing for where the rest runs")
     if start.device.startswith("cuda") and not torch.cuda.is_available():
         raise BadRequest(f"--device {start.device}: {no_cuda()}")
     model = SpeechModel.load(
@@ -215,6 +217,7 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
         page_tokens=PAGE_TOKENS,
         prefix_pages=_prefix_pages(model) if start.voices and model.clones else 0,
         device=start.device,
+        codec_apart=bool(start.codec_device),
     )
     beside = sentence_voices(model)
     voices = VoiceStore(model, executor, Path(start.voices) if start.voices else None)
@@ -305,6 +308,8 @@ def summary(name: str, model: SpeechModel, executor: Executor) -> str:
         f"{name}: {parameters / 1e6:,.1f} M parameters, {_size(weights)} of weights and {_size(state)} of state on "
         f"{executor.device}"
     )
+    if executor.codec_apart:
+        said += ", the codec on the CPU"
     if executor.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(executor.device)
         card = torch.cuda.get_device_name(executor.device)

@@ -82,6 +82,7 @@ def conditions(model: SpeechModel, device: torch.device, threads: int) -> dict[s
         "breeze_rtc": __version__,
         "model": shapes.hexdigest(),
         "has_graphs": str(bool(model.graphs)),
+        "codec": next(iter(model.codec.parameters())).device.type,
         "device": f"{device.type} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type,
         "processor": _processor(),
         "threads": str(threads),

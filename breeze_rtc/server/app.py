@@ -72,9 +72,10 @@ _CONTENT_TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "
 class VoiceServer:
     """What all calls share, and the routes that use it.
 
-    engine: takes the place of one made from `model`, `device`, `threads`, `weights`, `voices` and `trace`; it is
-    started and closed here.  accepts_voices: whoever reaches this server may add and delete cloned voices.  listens:
-    whether the microphone is turned into text; without the `listen` extra it is not, and the page says how to get it.
+    engine: takes the place of one made from `model`, `device`, `threads`, `weights`, `codec_device`, `voices` and
+    `trace`; it is started and closed here.  accepts_voices: whoever reaches this server may add and delete cloned
+    voices.  listens: whether the microphone is turned into text; without the `listen` extra it is not, and the page
+    says how to get it.
     recogniser: makes what does that (`agent.transcription` has some).  recordings: a folder for the calls, a stereo
     WAV file each.  allowed_origins: pages of other hosts that may call; the server's own always may.  phone: answer
     telephone calls too.  on_ready: called once all is loaded.
@@ -88,6 +89,7 @@ class VoiceServer:
         device: str = "cpu",
         threads: int = 1,
         weights: str = "",
+        codec_device: str = "",
         voices: Path | None = None,
         accepts_voices: bool = False,
         trace: Path | None = None,
@@ -107,7 +109,13 @@ class VoiceServer:
         clock: Clock | None = None,
     ) -> None:
         self.engine = engine or Engine(
-            model, device=device, threads=threads, weights=weights, voices=voices, trace=trace
+            model,
+            device=device,
+            threads=threads,
+            weights=weights,
+            codec_device=codec_device,
+            voices=voices,
+            trace=trace,
         )
         self.metrics = Metrics(self.engine)
         self.listen_fix = ""

@@ -47,7 +47,14 @@ class ExecutorDriver:
     """Streams, pages and steps around one executor."""
 
     def __init__(
-        self, model: SpeechModel, *, streams: int = 8, pages: int = 256, prefix_pages: int = 0, device: str = "cpu"
+        self,
+        model: SpeechModel,
+        *,
+        streams: int = 8,
+        pages: int = 256,
+        prefix_pages: int = 0,
+        device: str = "cpu",
+        codec_apart: bool = False,
     ) -> None:
         self.model = model
         self.executor = Executor(
@@ -57,6 +64,7 @@ class ExecutorDriver:
             page_tokens=PAGE_TOKENS,
             prefix_pages=prefix_pages,
             device=device,
+            codec_apart=codec_apart,
         )
         self.free_pages = list(range(pages))
         self.streams: dict[int, Utterance] = {}

@@ -7,6 +7,7 @@ differs between the two would be a race on a GPU.  Real streams and events are n
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -19,10 +20,12 @@ from tone_executor import COST_NS, ToneExecutor, expected_pcm
 from torch import Tensor
 
 from breeze_rtc.clock import MS, VirtualClock
+from breeze_rtc.errors import BadRequest
 from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speech_model import SpeechModel
 from breeze_rtc.runtime import executor as executor_module
 from breeze_rtc.runtime import frame_graphs
+from breeze_rtc.runtime.engine import Engine
 from breeze_rtc.runtime.lane import CudaLane, OnItsWay, There
 from breeze_rtc.runtime.messages import Cancel, Chunk, EndText, Failed, Finished, Message, Text
 from breeze_rtc.runtime.sounding import Sounding
@@ -177,6 +180,93 @@ def test_the_ring_is_not_written_where_it_is_still_read(model: SpeechModel) -> N
     driver.streams[1].started += 1
     driver.depth([1])
     assert "wait for the codec" in driver.streams[1].error
+
+
+# ---- a codec that lives on the CPU -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_graphs", [False, True])
+def test_a_codec_on_the_cpu_says_the_same_beside_the_rest(
+    model: SpeechModel, monkeypatch: pytest.MonkeyPatch, has_graphs: bool
+) -> None:
+    """In a thread of its own, which stands still until the last frame has been made; the main device is a CPU too here.
+    A slot that is given on waits for the sound of the stream before."""
+    monkeypatch.setattr(frame_graphs, "GRAPH_COLUMNS", (64,))
+    at_once = ExecutorDriver(model, streams=1)
+    apart = ExecutorDriver(model, streams=1, codec_apart=True)
+    if has_graphs:
+        apart.executor.record_graphs(Direct())
+        assert apart.executor.graphs is not None
+        assert not apart.executor.graphs.table.has("codec")
+    assert apart.executor.overlaps
+    gate = threading.Event()
+    threads: set[str] = set()
+    decode = model.codec.forward
+
+    def gated(*args: object, **options: object) -> Tensor:
+        if (name := threading.current_thread().name) != "MainThread":
+            threads.add(name)
+            assert gate.wait(20)
+        return decode(*args, **options)
+
+    monkeypatch.setattr(model.codec, "forward", gated)
+    for stream, text in ((1, TEXTS[0]), (2, TEXTS[1])):
+        at_once.open(stream, 0, text, seed=stream)
+        expected = at_once.speak(stream, FRAMES, (1, 2))
+        at_once.close(stream)
+        apart.open(stream, 0, text, seed=stream)
+        gate.clear()
+        soundings = speak_ahead(apart, stream, (1, 2))
+        assert len(soundings) >= 4
+        assert not any(sounding.is_there() for sounding in soundings)
+        gate.set()
+        if stream == 1:
+            # Not waited for: the next stream is opened while this one's sound is made.
+            apart.executor._streams[1].pcm.clear()
+            kept = soundings, expected, apart.executor._streams[1]
+            apart.close(1)
+        else:
+            assert np.array_equal(heard(apart, stream, soundings), expected)
+    first, expected, s = kept
+    for sounding in first:
+        sounding.result()
+    assert np.array_equal(np.concatenate(s.pcm), expected)
+    assert threads == {"codec_0"}
+
+
+def test_a_fault_of_a_codec_in_its_thread_is_that_rows_error(
+    model: SpeechModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = ExecutorDriver(model, streams=1, codec_apart=True)
+    driver.open(1, 0, TEXTS[0], seed=1)
+    driver.prefill([1])
+    driver.depth([1])
+
+    def broken(*_: object, **__: object) -> Tensor:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(model.codec, "forward", broken)
+    driver.codec({1: 1})
+    assert driver.streams[1].error == "MemoryError: no room"
+    driver.close(1)
+    driver.open(2, 0, TEXTS[1], seed=2)
+
+
+async def test_an_engine_with_its_codec_on_the_cpu() -> None:
+    """Asked for by name; the speech is that of an engine without."""
+    said = []
+    for codec_device in ("", "cpu"):
+        async with Engine("tiny", process=False, measures=False, codec_device=codec_device) as engine:
+            streams = [engine.speak(seed=seed) for seed in (1, 2)]
+            for stream, text in zip(streams, TEXTS, strict=False):
+                stream.push(text)
+                stream.end()
+            said.append([b"".join([chunk.pcm async for chunk in stream]) for stream in streams])
+    assert said[0] == said[1]
+    assert all(said[0])
+    with pytest.raises(BadRequest, match="only cpu is known"):
+        async with Engine("tiny", process=False, measures=False, codec_device="cuda"):
+            pass
 
 
 # ---- the driver ------------------------------------------------------------------------------------------------------
