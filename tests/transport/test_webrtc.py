@@ -111,6 +111,24 @@ class Conversation:
         await self.until(lambda: rtp.distance(self.origin, self.listener.heard[-1].rtp) > end + 960)
 
 
+@asynccontextmanager
+async def stalls() -> AsyncIterator[list[int]]:
+    """By how much this loop was late, in ns, each time that it was: other processes had the machine."""
+    late: list[int] = []
+
+    async def watch() -> None:
+        while True:
+            asked = clock.now()
+            await asyncio.sleep(0.01)
+            late.append(clock.now() - asked - 10 * MS)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield late
+    finally:
+        watching.cancel()
+
+
 async def test_sound_arrives_sample_by_sample_where_the_map_says() -> None:
     """Every sample of a stream is at the RTP position of its slot, as if the packets had never been sent anywhere."""
     async with Conversation() as talk:
@@ -151,10 +169,15 @@ async def test_nothing_is_lost_at_the_first_and_last_sample_of_twenty_utterances
         await talk.until(lambda: talk.is_heard(19, 480 * len(packets)))
         await talk.until_played(19)
         for stream in range(20):
-            first = next(slot.ticks for slot in talk.slots if slot.stream == stream)
-            heard = talk.listener.pcm(rtp.add(talk.origin, first + 312), 4_800)  # 312: look-ahead.
-            assert heard[:480].max() > 6_000
-            assert heard[-480:].max() > 6_000
+            # Each packet where it went: a busy machine may have put silence between two.
+            ticks = [slot.ticks for slot in talk.slots if slot.stream == stream]
+            assert len(ticks) == len(packets)
+            first = talk.listener.pcm(rtp.add(talk.origin, ticks[0] + 312), 480)  # 312: look-ahead.
+            last = talk.listener.pcm(rtp.add(talk.origin, ticks[4] + 480), 480)
+            assert first.max() > 6_000
+            assert last.max() > 6_000
+            if ticks[5] == ticks[4] + 960:  # what the decoder gives out with the next packet
+                assert talk.listener.pcm(rtp.add(talk.origin, ticks[5]), 312).max() > 6_000
 
 
 async def test_the_position_is_the_listeners_own() -> None:
@@ -545,13 +568,16 @@ async def test_after_a_reconnection_speech_goes_on_where_the_ear_was(tells: bool
         talk.say(1, packets)
         await talk.until(lambda: talk.is_heard(1, 30_000))
         path.cut()
-        cut_at = clock.now()
-        await talk.until(lambda: bool(seen))
+        cut_at, left = clock.now(), len(talk.slots)
+        async with stalls() as stalled:
+            await talk.until(lambda: bool(seen))
         assert seen[0][0] is False
-        assert seen[0][1] - cut_at < 2.4 * SECOND  # 1.8 s, and what a busy machine adds
+        assert seen[0][1] - cut_at < 2.4 * SECOND + sum(stalled)  # 1.8 s, and what a busy machine adds
         assert not talk.call.stats().is_connected
         assert not talk.call.position(1).is_playing
         queued = talk.call.sink.queued_packets
+        later: list[Slot] = []
+        talk.call.on_slot = lambda slot, _: later.append(slot)
         old, talk.listener = talk.listener, PythonListener()
         talk.listener.on_heard = old.on_heard
         muted = old.mute()
@@ -576,11 +602,24 @@ async def test_after_a_reconnection_speech_goes_on_where_the_ear_was(tells: bool
         assert begin[0] in {last[-1], last[-1] + 1}
         assert min(begin) >= last[-1] - (0 if tells else 1)
         assert list(dict.fromkeys(last + begin)) == list(range(20))
-        # Each tone lasts 0.2 s: counted in both parts, but for the 20 ms of the packet that was cut and the edges.
-        twice = 10 * (last + begin).count(last[-1]) - 200
-        assert -60 <= twice <= (60 if tells else 160), twice
+        # Of the media, what leaves again: by where the packets went, since silence of a busy machine may lie between.
+        place = {packet.payload: 20 * at for at, packet in enumerate(packets)}
+        again_ms = place[next(slot.payload for slot in later if slot.stream == 1)]
+        if tells:
+            until_ms = [
+                place[slot.payload] + min(20, (heard_ticks - slot.ticks) / 48)
+                for slot in talk.slots
+                if slot.stream == 1 and slot.ticks < heard_ticks
+            ][-1]
+            assert 0 <= until_ms - again_ms <= 20
+        else:
+            # What had left by the listener's last sign of life, which may come a little after the last sound that it
+            # got.  (aiortc's player keeps the last packets to itself when none follow them, so it has heard less.)
+            until_ms = place[talk.slots[left - 1].payload] + 20
+            assert abs(until_ms - again_ms) <= 160
         stats = talk.call.stats()
-        assert stats.gaps <= 1
+        # Slots that a busy machine was too late for are silence; nothing else is.
+        assert stats.gaps <= 1 or stats.gap_slots <= stats.missed_slots, stats
 
 
 async def test_a_path_that_comes_back_is_used_again() -> None:
