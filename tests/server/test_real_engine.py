@@ -138,4 +138,4 @@ async def test_a_client_whose_socket_drops_leaves_its_place_to_the_next(leaves: 
             assert answer.status_code == 200, answer.text
             assert len(answer.content) > 44
             await until(lambda: engine.stats["free_slots"] == 1 and not engine._inboxes)
-            assert hall.server._speech_requests == 0
+            assert hall.server._speech._requests == 0
