@@ -325,26 +325,22 @@ Ask = Callable[[list[str], int, Path | None], Awaitable[Round]]
 def asker_of_ours(engine: Engine) -> Ask:
     async def speak(text: str, began: float, frames: int) -> tuple[float, float, NDArray[np.int16]]:
         # Nobody interrupts, so nothing keeps speech from being made as fast as it can be.
-        speech = engine.speak(seed=0, sampling=GREEDY, interactive=False)
+        speech = engine.speak(seed=0, sampling=GREEDY, interactive=False, max_s=frames * FRAME_S)
         speech.push(text)
         speech.end()
-        first, made, want = 0.0, bytearray(), frames * engine.frame_samples * 2
+        first, made = 0.0, bytearray()
         async for chunk in speech:
             made += chunk.pcm
             last = time.perf_counter() - began
             first = first or last
-            if len(made) >= want:
-                speech.cancel()
-        assert len(made) >= want, "a request ended before its time"
-        return first, last, np.frombuffer(bytes(made[:want]), np.int16)
+        assert len(made) == frames * engine.frame_samples * 2, "a request did not end at its time"
+        return first, last, np.frombuffer(bytes(made), np.int16)
 
     async def ask(texts: list[str], frames: int, sound: Path | None) -> Round:
         began = time.perf_counter()
         spoken = await asyncio.gather(*(speak(text, began, frames) for text in texts))
         if sound is not None:
             np.save(sound, np.stack([pcm / np.float32(32_768) for _, _, pcm in spoken]))
-        # What runs on while a cancellation is on its way is no part of the next round.
-        await asyncio.sleep(0.5)
         return {"first_s": [first for first, _, _ in spoken], "last_s": [last for _, last, _ in spoken]}
 
     return ask

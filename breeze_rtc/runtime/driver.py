@@ -1,7 +1,7 @@
 """The one thread of the engine: it takes what was said, runs the step that is due, and says what came of it.
 
     while the other side is there:
-        feed one slice of text, run one step, send what it made
+        feed a slice of text, run one step, send what it made
         wait for messages: not at all while there is work, else until the scheduler wants to be woken
 
 The wait is in `Line.receive` and is the only one; there is no lock, because nothing here is shared.  Torch, the text
@@ -77,7 +77,7 @@ FRAMES_KNOWN = 16
 ADDING_EVERY_NS = 20 * MS
 """How often a driver with nothing else to do looks whether a new voice is ready."""
 TEXT_SLICE_CHARS = 256
-"""Text given to the front end between two steps: a book pushed at once delays nobody else's next step by more than
+"""Text given to front ends between two steps: a book pushed at once delays nobody else's next step by more than
 this."""
 MAX_UNREAD_S = 30
 """A stream whose consumer is this far behind is held until half of it has been taken."""
@@ -229,7 +229,7 @@ class Driver:
             log.debug("the other side hung up; %d streams were open", len(self._utterances))
 
     def work(self) -> bool:
-        """Feed one slice of text, run one step and send what came of it; False when there was nothing to do."""
+        """Feed a slice of text, run one step and send what came of it; False when there was nothing to do."""
         has_fed = self._feed()
         now = self._clock.now()
         step = self._scheduler.next_step(now)
@@ -308,7 +308,7 @@ class Driver:
                 feed=Feed(self._executor.feed),
                 priority=Priority(message.priority),
                 rows=self._rows(message),
-                max_frames=self._max_frames,
+                max_frames=min(message.max_frames or self._max_frames, self._max_frames),
                 interactive=message.interactive,
             )
         except Overloaded as error:
@@ -355,13 +355,21 @@ class Driver:
             self._with_text.append(stream)
 
     def _feed(self) -> bool:
-        """Give the next stream's next slice to its front end; False when no stream has text waiting."""
-        if not self._with_text:
-            return False
-        stream = self._with_text.popleft()
-        utterance = self._utterances.get(stream)
-        if utterance is None:
-            return True
+        """Give a slice's worth of text to front ends, of as many streams as that is; False when none has text waiting.
+
+        So the short texts of several streams are encoded in one step, and one long text waits its turn.
+        """
+        has_fed = bool(self._with_text)
+        chars = 0
+        while self._with_text and chars < TEXT_SLICE_CHARS:
+            stream = self._with_text.popleft()
+            utterance = self._utterances.get(stream)
+            if utterance is not None:
+                chars += len(utterance.text[0]) if utterance.text else 0
+                self._feed_slice(stream, utterance)
+        return has_fed
+
+    def _feed_slice(self, stream: int, utterance: _Utterance) -> None:
         assert utterance.frontend is not None, "text is fed once there is room"
         is_end = utterance.has_all_text and len(utterance.text) <= 1
         try:
@@ -373,7 +381,7 @@ class Driver:
                 self._executor.end_text(stream)
         except Exception as error:
             self._fail(stream, Stage.TEXT, error)
-            return True
+            return
         now = self._clock.now()
         for count in tokens:
             if count:
@@ -383,7 +391,6 @@ class Driver:
         elif utterance.text:
             self._with_text.append(stream)
         self._deliver()
-        return True
 
     def _run(self, step: Step) -> StepResult:
         """The step's result.  Should the executor itself raise, nobody can say which row it was: all of them fail."""
@@ -511,7 +518,11 @@ class Driver:
         rest = utterance.encoder.end()
         if rest:
             self._line.send(Chunk(stream, samples, b"", rest))
-        if samples < self._max_frames * self._executor.frame_samples:
+        # Who asked for an earlier end got what was asked for.
+        if (
+            0 < utterance.message.max_frames <= self._max_frames
+            or samples < self._max_frames * self._executor.frame_samples
+        ):
             self._line.send(Finished(stream, samples))
         else:
             limit = f"the speech was cut off after {samples / self._executor.sample_rate:g} s, the longest there is"

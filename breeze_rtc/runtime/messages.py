@@ -105,6 +105,8 @@ class Open:
     interactive: bool
     instruction: str = ""
     """How to speak, in words; empty: as the voice does."""
+    max_frames: int = 0
+    """The speech ends after so many codec frames, if it has not before; 0: as late as the engine lets any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from breeze_rtc.runtime.messages import (
 )
 from breeze_rtc.scheduling.costs import CostTable
 from breeze_rtc.scheduling.scheduler import Scheduler
-from breeze_rtc.scheduling.step import Stage
+from breeze_rtc.scheduling.step import Stage, Step, StepResult
 from breeze_rtc.scheduling.trace import TraceWriter, replay
 
 SLOTS = 4
@@ -226,6 +226,23 @@ def test_a_stage_that_fails_on_one_stream_fails_only_that(stage: Stage) -> None:
     assert pcm_of(heard, 1) == expected_pcm("good", 0)
     assert pcm_of(heard, 3) == expected_pcm("fine", 2)
     bench.assert_all_is_free()
+
+
+def test_short_texts_that_come_together_are_encoded_together() -> None:
+    """What four streams push at one moment is less than a slice, and one step."""
+    bench = Bench([message for stream in (1, 2, 3, 4) for message in spoken(stream, "hello")])
+    rows: list[int] = []
+    run = bench.executor.run
+
+    def counted(step: Step) -> StepResult:
+        if step.stage is Stage.TEXT:
+            rows.append(len(step.rows))
+        return run(step)
+
+    bench.executor.run = counted
+    heard = bench.run()
+    assert rows == [4]
+    assert [type(end) for stream in (1, 2, 3, 4) for end in ends_of(heard, stream)] == [Finished] * 4
 
 
 def test_a_step_that_raises_fails_its_rows_and_the_engine_goes_on() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import sys
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -330,3 +331,19 @@ async def test_an_engine_that_keeps_dying_stays_down(tones: Tones, monkeypatch: 
         with pytest.raises(EngineClosed, match=r"the file is gone.*could not be started again"):
             engine.speak()
     assert engine.restarts == 2
+
+
+async def test_a_thread_that_fails_before_it_can_speak_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where not even the engine's module can be imported, start() raises why, and waits for nobody."""
+    monkeypatch.setitem(sys.modules, "breeze_rtc.runtime.process", None)
+    with pytest.raises(EngineClosed, match=r"thread failed: .*breeze_rtc\.runtime\.process.* while it was starting"):
+        async with asyncio.timeout(10):
+            await Engine("tone", process=False).start()
+
+
+async def test_a_speech_ends_where_it_was_asked_to(engine: Engine) -> None:
+    """`max_s` is rounded up to a codec frame, and is an end like any other."""
+    assert await pcm_of(say(engine, "hello", seed=1, max_s=0.05)) == expected_pcm("hello", 1)[: 2 * 2 * 960]
+    for wrong in (0, -1.0, math.nan, math.inf):
+        with pytest.raises(BadSampling, match="max_s"):
+            engine.speak(max_s=wrong)

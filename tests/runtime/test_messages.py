@@ -42,7 +42,7 @@ EXAMPLES: tuple[Message, ...] = (
     Ready("nano", 24_000, 960, ("clara", "b"), "free"),
     StartFailed("CheckpointError", "no such file"),
     Open(7, "clara", 2**63 - 1, {"temperature": 0.5}, 0, True),
-    Open(7, "clara", 0, {}, 0, True, "Whisper: “slowly”"),
+    Open(7, "clara", 0, {}, 0, True, "Whisper: “slowly”", 15),
     AddVoice(3, "anna", "What was said.", b"RIFF\0{}"),
     VoiceAdded(3),
     VoiceAdded(3, "BadRecording", "the recording is silent"),
