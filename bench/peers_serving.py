@@ -521,12 +521,13 @@ def main() -> None:
         "commit": commit(),
         "arguments": arguments,
         "raw": {},
+        "same_sound": {},
     }
     if options.json is not None and options.json.exists():
         earlier = json.loads(options.json.read_text())
         if earlier["arguments"] != arguments:
             parser.error(f"{options.json} was measured with {earlier['arguments']}; give another file")
-        document["raw"], document["versions"] = earlier["raw"], earlier["versions"]
+        document |= {name: earlier[name] for name in ("raw", "versions", "same_sound")}
     with tempfile.TemporaryDirectory() as temporary:
         for peer in options.peers:
             folder, sounds = Path(temporary) / PEERS[peer], Path(temporary) / f"{peer}.npy"
@@ -539,8 +540,11 @@ def main() -> None:
                 options.json.write_text(json.dumps(document))
         found = show(document)
         same = same_sound(Path(temporary), options.peers)
-    for peer, count in same.items():
-        found[f"same_sound_as_{peer.replace('-', '_')}"] = f"{count}/{max(options.sizes)}"
+    document["same_sound"].update({peer: f"{n}/{max(options.sizes)}" for peer, n in same.items()})
+    if options.json is not None:
+        options.json.write_text(json.dumps(document))
+    for peer, count in document["same_sound"].items():
+        found[f"same_sound_as_{peer.replace('-', '_')}"] = count
     print("RESULT", f"threads={options.threads}", *(f"{key}={value}" for key, value in found.items()))
 
 

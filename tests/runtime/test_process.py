@@ -37,7 +37,7 @@ SAMPLES = 8 * 960
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def until(is_so: Callable[[], bool], timeout_s: float = 30.0) -> None:
+async def until(is_so: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait for something that another process brings about."""
     async with asyncio.timeout(timeout_s):
         while not is_so():  # noqa: ASYNC110 - nobody there could set an event
