@@ -250,9 +250,9 @@ def test_steps_run_eagerly_while_graphs_are_recorded(model: SpeechModel) -> None
 
     class Gated(Direct):
         def record(self, function, buffers):  # type: ignore[no-untyped-def]
+            assert threading.current_thread() is recording, "a step recorded a graph"
             gate.acquire()
             calls.append(function)
-            assert threading.current_thread() is recording, "a step recorded a graph"
             return super().record(function, buffers)
 
     eager = ExecutorDriver(model, streams=2)

@@ -119,7 +119,8 @@ def test_another_process_finds_it_ready(
 
 
 def test_a_change_of_any_input_makes_it_again(studio: Studio, tmp_path: Path) -> None:
-    """Another transcript, another recording under the same name, in the folder of a running server."""
+    """Another transcript, another recording under the same name, in the folder of a running server (reproduction 20:
+    what a voice was kept under did not have all that it was made of)."""
     first, _ = studio.say("anna")
     folder = tmp_path / "voices"
     prompt = (folder / "anna" / "prompt.safetensors").read_bytes()
