@@ -22,14 +22,13 @@ from torch import Tensor
 
 from breeze_rtc.clock import Clock, MonotonicClock
 from breeze_rtc.errors import BadSampling, BadText, UnknownVoice
-from breeze_rtc.models.attention import Ragged
 from breeze_rtc.models.codec import Heard
 from breeze_rtc.models.pointer import LOOK_AHEAD
 from breeze_rtc.models.presets import ModelConfig
 from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speech_model import SpeechModel, TextSegment
 from breeze_rtc.playback import TextMark
-from breeze_rtc.runtime.frame_graphs import FrameGraphs, Piece, packs, prompt_inputs
+from breeze_rtc.runtime.frame_graphs import FrameGraphs, Piece
 from breeze_rtc.runtime.frame_steps import (
     RING_FRAMES,
     Batch,
@@ -43,11 +42,11 @@ from breeze_rtc.runtime.frame_steps import (
     first_codes,
     next_hidden,
     pad_row,
-    prompt_hidden,
 )
 from breeze_rtc.runtime.graphs import Recorder
-from breeze_rtc.runtime.kv_cache import KVRow, PagedKV, PageTable, Prefix, PrefixPages, PromptPlaces
+from breeze_rtc.runtime.kv_cache import KVRow, PagedKV, PageTable, Prefix, PrefixPages
 from breeze_rtc.runtime.lane import OnItsWay, lane_of
+from breeze_rtc.runtime.prompts import Prompts
 from breeze_rtc.runtime.sounding import Sounding
 from breeze_rtc.runtime.step_sessions import StepSessions
 from breeze_rtc.runtime.stream_state import StreamState
@@ -60,9 +59,6 @@ ENDED = -1
 CACHED_FRAMES = 8
 """Codec frames that a CPU decodes at once: of Breeze's codec at a quarter of its width, 8 frames take 7.5 ms each, 64
 more than 12."""
-TOKEN_STEP = 16
-"""Tokens of text and prompts, over all pieces and of the longest, are padded to multiples of this: so a piece is
-computed in the same shape of sums whatever stands beside it."""
 
 
 class Executor:
@@ -124,7 +120,6 @@ class Executor:
                 dtype=weight.dtype,
                 device=self.device,
             )
-            self._prefixes = PrefixPages(range(kv_pages, kv_pages + prefix_pages), page_tokens)
             slots = max_streams + 1
             self.state = SlotState(
                 codes=torch.zeros(slots, codebooks, dtype=torch.int64, device=self.device),
@@ -136,6 +131,20 @@ class Executor:
                 first_codebook=torch.zeros(1, dtype=torch.int64, device=self.device),
             )
             self._text_like = weight.new_zeros(1, config.text.output)
+        self._prompts = Prompts(
+            self.model,
+            self.state,
+            self._kv,
+            PrefixPages(range(kv_pages, kv_pages + prefix_pages), page_tokens),
+            dummy=self._dummy,
+            least_tokens=self._least_rows,
+            most_tokens=self.specs[Stage.PREFILL].max_tokens,
+        )
+        # What streams have in common: see `Prompts`.
+        self.encode = self._prompts.encode
+        self.add_prefix = self._prompts.add_prefix
+        self.prefix_kv = self._prompts.prefix_kv
+        self.drop_prefix = self._prompts.drop_prefix
         self.graphs: FrameGraphs | None = None
         """None until `record_graphs`: every step runs eagerly."""
         self.goes_ahead = self.device.type == "cuda"
@@ -183,7 +192,7 @@ class Executor:
         begins = [*prefixes, *[None] * (rows - len(prefixes))]
         for prefix in begins:
             if prefix is not None:
-                self._prefixes.hold(prefix)
+                self._prompts.prefixes.hold(prefix)
         with torch.inference_mode():
             # Sound of the stream that had the slot before may be in work.
             self._lane.join()
@@ -254,57 +263,7 @@ class Executor:
         self._ahead.pop(s, None)
         for table in s.tables:
             if table.prefix is not None:
-                self._prefixes.let_go(table.prefix)
-
-    # ---- what streams have in common ---------------------------------------------------------------------------------
-
-    @torch.inference_mode()
-    def encode(self, segments: Sequence[TextSegment]) -> list[Tensor]:
-        """What the backbone reads of each segment, text or reference audio: (tokens, hidden) each.
-
-        Segments of text are encoded in as few calls as `packs` allows, and say what each says alone.
-        """
-        vectors: list[Tensor | None] = [self.model.embed_audio(s) if s.codes else None for s in segments]
-        texts = [index for index, segment in enumerate(segments) if not segment.codes]
-        for share in packs([len(segments[index].tokens) for index in texts]):
-            indices = [texts[n] for n in share]
-            tokens = [segments[index].tokens for index in indices]
-            lengths = [len(each) for each in tokens]
-            encoded = torch.split(self._encode(tokens)[: sum(lengths)], lengths)
-            for index, found in zip(indices, encoded, strict=True):
-                vector = segments[index].vector
-                vectors[index] = found + torch.tensor(vector).to(found) if vector else found
-        return [found for found in vectors if found is not None]
-
-    def add_prefix(self, vectors: Tensor, kv: Tensor | None = None) -> Prefix | None:
-        """Keep what rows may begin with: what the backbone reads at positions 0 ... L - 1, (L, hidden).
-
-        kv: the keys and values of those positions, where they are known (see `prefix_kv`); else they are computed now.
-        None where the memory is taken.  Whoever gets it calls `drop_prefix` when it will open no more streams with it.
-        """
-        assert self.feed == "prefix", "this model's streams have nothing in common but their weights"
-        prefix = self._prefixes.take(len(vectors))
-        if prefix is None:
-            return None
-        with torch.inference_mode():
-            if kv is not None:
-                self._kv.pool.index_copy_(3, torch.from_numpy(prefix.places).to(self.device), kv.to(self._kv.pool))
-                return prefix
-            table = PageTable(self.page_tokens, prefix=prefix)
-            most = self.specs[Stage.PREFILL].max_tokens
-            for start in range(0, len(vectors), most):
-                piece = vectors[start : start + most].to(self._text_like)
-                self._run_prompts([(None, 0, KVRow(table, start, len(piece)), piece)])
-        return prefix
-
-    def prefix_kv(self, prefix: Prefix) -> Tensor:
-        """Keys and values of a prefix, (layers, 2, kv_heads, L, head_dim), to give to `add_prefix` another time."""
-        with torch.inference_mode():
-            return self._kv.pool.index_select(3, torch.from_numpy(prefix.places).to(self.device))
-
-    def drop_prefix(self, prefix: Prefix) -> None:
-        """No more streams begin with it; its memory is free when the last of those that did has closed."""
-        self._prefixes.let_go(prefix)
+                self._prompts.prefixes.let_go(table.prefix)
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
@@ -392,31 +351,8 @@ class Executor:
                 tokens += 0 if segment.row else len(segment.tokens)
                 owners.append(s)
                 segments.append(segment)
-        for s, segment, vectors in zip(owners, segments, self.encode(segments), strict=True):
+        for s, segment, vectors in zip(owners, segments, self._prompts.encode(segments), strict=True):
             s.add_vectors(segment.row, vectors)
-
-    def _encode(self, tokens: list[tuple[int, ...]]) -> Tensor:
-        """Vectors of segments of text, one behind another: (tokens or more, output)."""
-        if self.graphs is not None:
-            vectors = self.graphs.text(tokens)
-            if vectors is not None:
-                # The next replay overwrites them, and there may be one before they are used.
-                return vectors.clone()
-        lengths = [len(segment) for segment in tokens]
-        ragged = self._ragged(lengths)
-        flat = np.zeros(len(ragged.back), np.int64)
-        flat[: sum(lengths)] = np.concatenate([np.asarray(segment, np.int64) for segment in tokens])
-        device = self.device
-        return self.model.text.packed(
-            torch.from_numpy(flat).to(device),
-            torch.tensor(lengths, device=device),
-            Ragged(ragged.places.to(device), ragged.back.to(device)),
-        )
-
-    def _ragged(self, lengths: list[int]) -> Ragged:
-        """Pieces of these lengths in a call of their own, its shape rounded up."""
-        longest, total = (-(-n // TOKEN_STEP) * TOKEN_STEP for n in (max(lengths), sum(lengths)))
-        return Ragged.of(lengths, max(total, self._least_rows), len(lengths), longest)
 
     def _prefill(self, step: Step, rows: list[Row], results: dict[int, RowResult]) -> None:
         """Pieces of prompts, those of unguided rows too, and code 0 of the first frame where a prompt ends."""
@@ -441,22 +377,9 @@ class Executor:
                     pieces.append((s if stop == length else None, index, kv_row, x))
             if end == s.encoded[0]:
                 done.append((row.stream, s))
-        for share in packs([len(x) for *_, x in pieces]):
-            self._run_prompts(pieces[share.start : share.stop])
+        self._prompts.run(pieces)
         if done:
             self._first_codes(done, step.bucket, results)
-
-    def _run_prompts(self, pieces: list[Piece]) -> None:
-        """Run pieces of prompts in one call; the hidden state of a prompt's end goes into its stream's slot."""
-        if self.graphs is not None and self.graphs.prefill(pieces):
-            return
-        rows = [row for _, _, row, _ in pieces]
-        ragged = self._ragged([row.count for row in rows])
-        columns = -(-max(row.start + row.count for row in rows) // TOKEN_STEP) * TOKEN_STEP
-        x, *host = prompt_inputs(self._kv, pieces, ragged, columns, self._dummy)
-        places, back, read, write, starts, ends, slots, twins = (tensor.to(self.device) for tensor in host)
-        at = PromptPlaces(read, write, starts)
-        prompt_hidden(self.model, self.state, self._kv, x, Ragged(places, back), at, ends, slots, twins)
 
     def _backbone(self, step: Step, rows: list[Row], results: dict[int, RowResult]) -> None:
         """The hidden state and code 0 of each row's next frame, or the end of its speech."""
@@ -733,6 +656,7 @@ class Executor:
             dummy=self._dummy,
             clock=self._clock,
         )
+        self._prompts.graphs = self.graphs
         self.graphs.record(told)
 
     def graph_counts(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from breeze_rtc.models.quantised import Int8Linear, narrow
 from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speech_model import ByteFrontend, SpeechModel, TextSegment
 from breeze_rtc.runtime import executor as executor_module
-from breeze_rtc.runtime import frame_graphs
+from breeze_rtc.runtime import frame_graphs, prompts
 from breeze_rtc.runtime.executor import Executor
 from breeze_rtc.runtime.frame_graphs import STAGES, FrameGraphs
 from breeze_rtc.runtime.graphs import (
@@ -98,7 +98,7 @@ def alter(patch: pytest.MonkeyPatch, model: SpeechModel, stage: str, fault: Call
         state.hidden[where] = fault(state.hidden[where])
         return None
 
-    for module in (frame_graphs, executor_module):
+    for module in (frame_graphs, prompts if stage == "prefill" else executor_module):
         patch.setattr(module, name[stage], altered)
 
 
@@ -222,7 +222,7 @@ def test_text_kept_without_a_copy_is_found(model: SpeechModel, monkeypatch: pyte
     assert sum(table.replays.values()) >= 2
     graphs = driver.executor.graphs
     assert graphs is not None
-    monkeypatch.setattr(driver.executor, "_encode", graphs.text)
+    monkeypatch.setattr(driver.executor._prompts, "_encode", graphs.text)
     assert not torch.equal(torch.cat(driver.executor.encode(segments)), expected)
 
 

@@ -184,7 +184,7 @@ def test_the_voices_used_last_stay(model: SpeechModel, studio: Studio, tmp_path:
         assert np.array_equal(sound, expected[name])
         assert tokens == 2 + len(TEXT)
     assert reads == ["cleo", "bea"]
-    assert small.driver.executor._prefixes.free == 0
+    assert small.driver.executor._prompts.prefixes.free == 0
 
 
 def test_pages_in_use_are_not_taken(model: SpeechModel, studio: Studio, tmp_path: Path) -> None:
