@@ -17,18 +17,13 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import secrets
-import socket
-import subprocess
-import sys
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from breeze_rtc.clock import SECOND
 from breeze_rtc.errors import (
@@ -41,13 +36,13 @@ from breeze_rtc.errors import (
     CheckpointError,
     EngineClosed,
     Overloaded,
-    PeerError,
     StepFailed,
     UnknownVoice,
 )
 from breeze_rtc.media.opus import PACKET_MS
 from breeze_rtc.playback import PlaybackReport, SpeechPacket, TextMark
 from breeze_rtc.runtime import voice_folder
+from breeze_rtc.runtime.link import Link, Peer, launch
 from breeze_rtc.runtime.messages import (
     AddVoice,
     Cancel,
@@ -58,17 +53,14 @@ from breeze_rtc.runtime.messages import (
     Loading,
     Measuring,
     Message,
-    MessageReader,
     Open,
     Ready,
     Report,
     Start,
-    StartFailed,
     Stats,
     Taken,
     Text,
     VoiceAdded,
-    encode,
 )
 from breeze_rtc.scheduling.policy import Policy
 from breeze_rtc.scheduling.stream import Feed, Priority
@@ -85,13 +77,6 @@ RESTART_PAUSES_S = (0.1, 0.5, 2.0, 5.0, 15.0)
 """Pauses before each attempt to start a dead engine again; after the last one it stays down."""
 STEADY_S = 60.0
 """An engine that ran this long is not the one that keeps dying: its pauses begin anew."""
-STOP_S = 5.0
-"""How long a closed engine may take to go before it is killed."""
-_MALLOC = "glibc.malloc.hugetlb=1"
-"""Large blocks of the engine's memory in large pages, where the kernel gives them to who asks: a step of a large model
-on a CPU reads all weights, and every 4 kB look-up less counts (a depth step of one row 13 to 15 % faster).  An own
-`GLIBC_TUNABLES` of the user's stands."""
-_PACKAGE_ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,112 +327,6 @@ def _abandon(engine: weakref.ref[Engine], stream: int) -> None:
         alive._cancel_soon(stream)
 
 
-class _Ended(Exception):
-    """The connection to an engine is gone before it has said anything: how it ended says why."""
-
-
-class _Link(asyncio.Protocol):
-    """The connection to one engine process or thread, from its start to its end."""
-
-    def __init__(self, heard: Callable[[Message], None]) -> None:
-        loop = asyncio.get_running_loop()
-        self._heard = heard
-        self._reader = MessageReader()
-        self._transport: asyncio.WriteTransport | None = None
-        # Done when the engine says that it is ready; fails with the reason why it never will be.
-        self.ready: asyncio.Future[Ready] = loop.create_future()
-        # Done when the connection is gone, with the peer's fault if there was one.
-        self.lost: asyncio.Future[PeerError | None] = loop.create_future()
-        self._fault: PeerError | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Said, not checked: uvloop's transports have the methods and not the base class.
-        self._transport = cast(asyncio.WriteTransport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            messages = self._reader.feed(data)
-        except PeerError as error:
-            self._fault = error
-            self.close()
-            return
-        for message in messages:
-            if isinstance(message, Ready):
-                self.ready.set_result(message)
-            elif isinstance(message, StartFailed):
-                self.ready.set_exception(_start_error(message))
-            else:
-                self._heard(message)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.ready.done():
-            self.ready.set_exception(EngineClosed(str(self._fault)) if self._fault else _Ended())
-        if not self.lost.done():
-            self.lost.set_result(self._fault)
-
-    def send(self, message: Message) -> None:
-        assert self._transport is not None
-        self._transport.write(encode(message))
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-
-class _Process:
-    """The engine in an interpreter of its own."""
-
-    def __init__(self, theirs: socket.socket, threads: int) -> None:
-        # -P and the path: the child imports this very package, whatever lies in the working directory.  A process group
-        # of its own: Ctrl-C in a terminal reaches the media process, which closes the socket when it is done.
-        path = os.pathsep.join(filter(None, (str(_PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
-        with theirs:
-            self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "breeze_rtc.runtime.process", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                env={"GLIBC_TUNABLES": _MALLOC} | os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
-                process_group=0,
-            )
-        self.pid: int | None = self._child.pid
-
-    def wait(self) -> str:
-        """How it ended, as the rest of a sentence.  Blocks; one that does not go by itself is killed."""
-        try:
-            code = self._child.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-            return f"did not stop within {STOP_S:g} s and was killed"
-        return f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-
-
-class _Thread:
-    """The engine in a thread of this process: for tests and small tools.  It takes the GIL from whoever sends sound."""
-
-    def __init__(self, theirs: socket.socket) -> None:
-        self.pid: int | None = None
-        self._how = "thread ended"
-        self._thread = threading.Thread(target=self._run, args=(theirs,), name="breeze-engine", daemon=True)
-        self._thread.start()
-
-    def _run(self, theirs: socket.socket) -> None:
-        # Whatever fails, the other side must see this end closed: it waits for nothing else.
-        with theirs:
-            try:
-                from breeze_rtc.runtime.process import serve
-
-                serve(theirs)
-            except BaseException as error:
-                self._how = f"thread failed: {type(error).__name__}: {error}"
-                log.exception("the engine thread failed")
-
-    def wait(self) -> str:
-        """See `_Process.wait`; a thread cannot be killed."""
-        self._thread.join(STOP_S)
-        return "did not stop" if self._thread.is_alive() else self._how
-
-
 class Engine:
     """Speaks many streams at once; see the module's docstring.  Made and used on one event loop."""
 
@@ -508,8 +387,8 @@ class Engine:
         # Recordings that the engine makes a voice of.
         self._new_voices: dict[int, asyncio.Future[None]] = {}
         # Set while an engine is running and ready.
-        self._link: _Link | None = None
-        self._peer: _Process | _Thread | None = None
+        self._link: Link | None = None
+        self._peer: Peer | None = None
         # Why there is none, when there is none.
         self._why_down = "the engine has not been started: use `async with Engine(...)`"
         self._is_closed = False
@@ -711,44 +590,22 @@ class Engine:
 
     async def _launch(self) -> None:
         """Start an engine and wait until it is ready; `_link` and `_peer` are set then, and only then."""
-        loop = asyncio.get_running_loop()
-        ours, theirs = socket.socketpair()
-        link = _Link(self._hear)
-        try:
-            peer = await asyncio.to_thread(self._spawn, theirs)
-            await loop.create_unix_connection(lambda: link, sock=ours)
-        except BaseException:
-            ours.close()
-            raise
-        try:
-            link.send(
-                Start(
-                    self.model_name,
-                    self._device,
-                    self._threads,
-                    self._max_streams,
-                    self._trace_path(),
-                    self._policy.state(),
-                    self._measures,
-                    self._weights,
-                    str(self._voices or ""),
-                    self._codec_device,
-                )
-            )
-            facts = await link.ready
-        except BaseException as error:
-            link.close()
-            how = await asyncio.to_thread(peer.wait)
-            if isinstance(error, _Ended):
-                raise EngineClosed(f"the engine {how} while it was starting") from None
-            raise
-        self._facts = facts
+        start = Start(
+            self.model_name,
+            self._device,
+            self._threads,
+            self._max_streams,
+            self._trace_path(),
+            self._policy.state(),
+            self._measures,
+            self._weights,
+            str(self._voices or ""),
+            self._codec_device,
+        )
+        link, peer, self._facts = await launch(start, self._hear, own_process=self._process)
         if self._facts.licence_note:
             log.warning("%s", self._facts.licence_note)
         self._link, self._peer = link, peer
-
-    def _spawn(self, theirs: socket.socket) -> _Process | _Thread:
-        return _Process(theirs, self._threads) if self._process else _Thread(theirs)
 
     def _trace_path(self) -> str:
         if self._trace is None:
@@ -880,11 +737,6 @@ def checked_sampling(sampling: Mapping[str, float]) -> dict[str, float]:
         if name == "top_k" and value != int(value):
             raise BadSampling(name, value, "a whole number")
     return {name: int(value) if name == "top_k" else float(value) for name, value in sampling.items()}
-
-
-def _start_error(message: StartFailed) -> BreezeError:
-    known: dict[str, type[BreezeError]] = {"CheckpointError": CheckpointError, "BadRequest": BadRequest}
-    return known.get(message.error, EngineClosed)(message.detail)
 
 
 def _voice_error(message: VoiceAdded) -> BreezeError:
