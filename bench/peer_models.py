@@ -4,7 +4,8 @@
 
 KIND: `reference`, Breeze TTS 2's own streaming runtime, one request at a time as its server does; `reference-batch`,
 its `generate` over all requests at once, which is what its batch endpoint calls; `qwen-tts`, that package's `generate`;
-`csm`, the loop of transformers' CSM without a codec.  FOLDER holds the checkpoint, for `csm` only a `config.json`.
+`csm`, the same of transformers' CSM, whose codec then decodes one request after the other, as there.  FOLDER holds the
+checkpoint.
 
 Lines of JSON: `{"prompts": [...], "frames": N, "sound": FILE}` is answered by the seconds from the line to each
 request's first and last sound, `{"first_s": [...], "last_s": [...]}`, and the sound goes into FILE, if one is named, as
@@ -210,12 +211,10 @@ def qwen(folder: Path) -> Speak:
 
 
 def csm(folder: Path) -> Speak:
-    """Codes only: what comes first is the last code of the last frame, and no codec is counted."""
-    from transformers import CsmConfig, CsmForConditionalGeneration
+    """Sound is made at the end."""
+    from transformers import CsmForConditionalGeneration
 
-    torch.manual_seed(1)
-    config = CsmConfig(**json.loads((folder / "config.json").read_text()), attn_implementation="eager")
-    model = CsmForConditionalGeneration(config).eval()
+    model = CsmForConditionalGeneration.from_pretrained(folder, attn_implementation="eager").eval()
 
     def speak(prompts: list[Any], frames: int) -> Sound:
         length = max(map(len, prompts))
@@ -230,9 +229,9 @@ def csm(folder: Path) -> Speak:
                 do_sample=False,
                 depth_decoder_do_sample=False,
             )
-        assert codes.shape[1] >= frames, codes.shape
-        for number in range(len(prompts)):
-            yield number, np.zeros(1920 * frames, np.float32)
+            assert codes.shape[1] == frames, codes.shape
+            for number, row in enumerate(codes):
+                yield number, model.codec_model.decode(row.T[None]).audio_values[0, 0].numpy()
 
     return speak
 

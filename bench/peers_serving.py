@@ -3,7 +3,7 @@
 Every peer gets all requests at one moment.  First packet: from there to the first sound of a request.  Throughput:
 seconds of sound by seconds until the last request has ended.  The sizes are those of Breeze TTS 2 with widths a quarter
 and layers a half, random weights, greedy, in float32, so that the peers' sound can be compared, too.  Qwen3-TTS and CSM
-get the same backbone, depth decoder and (not CSM) codec.
+get the same backbone and depth decoder, and Qwen3-TTS the same codec; that of CSM is Mimi in the same proportion.
 
     python bench/peers_serving.py --venv DIR [--peers ours reference ...] [--sizes 1 4 8 16] [--frames N]
                                   [--threads N] [--quick] [--seed N] [--json FILE]
@@ -41,10 +41,12 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from breeze_rtc.models import checkpoint
+from breeze_rtc.models import checkpoint, csm
+from breeze_rtc.models.mimi import MimiConfig
 from breeze_rtc.models.prompt import PromptFrontend, Voice
 from breeze_rtc.models.qwen3_tts import _talker, qwen3_tts_config
 from breeze_rtc.models.speech_model import SpeechModel
+from breeze_rtc.models.weights import Weights
 from breeze_rtc.runtime.engine import Engine
 from breeze_rtc.scheduling.policy import Policy
 
@@ -52,12 +54,13 @@ PEERS = {
     "ours": "breeze",
     "reference": "breeze",
     "reference-batch": "breeze",
-    "csm": "breeze",
     "ours-qwen": "qwen",
     "qwen-tts": "qwen",
+    "ours-csm": "csm",
+    "csm": "csm",
 }
-"""Whose weights each speaks with.  CSM has its own, in the shapes of `breeze`."""
-OURS = {"breeze": "ours", "qwen": "ours-qwen"}
+"""Whose weights each speaks with."""
+OURS = {"breeze": "ours", "qwen": "ours-qwen", "csm": "ours-csm"}
 FRAME_S = 0.08
 TEXTS = (
     "We asked over twenty different people, and they all said it was his.",
@@ -228,13 +231,43 @@ QWEN = {
 CODEC_FILE = {"output_sample_rate": 24_000, "decoder_config": CODEC}
 CSM = {
     **{key: value for key, value in BACKBONE.items() if key != "vocab_size"},
+    "model_type": "csm",
+    "architectures": ["CsmForConditionalGeneration"],
     "num_codebooks": 16,
     "vocab_size": 2051,
     "text_vocab_size": 1024,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 0,
+    "pad_token_id": 2,
+    "audio_token_id": 2,
+    "audio_eos_token_id": 3,
+    "tie_codebooks_embeddings": True,
     "depth_decoder_config": DEPTH,
-    "codec_config": BREEZE["codec_config"],
+    "codec_config": {
+        "model_type": "mimi",
+        "sampling_rate": 24_000,
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "intermediate_size": 512,
+        "num_filters": 16,
+        "upsampling_ratios": [8, 6, 5, 4],
+        "kernel_size": 7,
+        "residual_kernel_size": 3,
+        "last_kernel_size": 3,
+        "compress": 2,
+        "codebook_size": 2048,
+        "codebook_dim": 64,
+        "num_quantizers": 16,
+        "vector_quantization_hidden_dimension": 64,
+        "sliding_window": 250,
+        "upsample_groups": 128,
+        "rope_theta": 10_000.0,
+    },
 }
-"""The same backbone and depth decoder in CSM, whose text is a table's rows and whose codec is left out."""
+"""The same backbone and depth decoder in CSM, whose text is a table's rows."""
 GREEDY = {"temperature": 0.0, "depth_temperature": 0.0}
 
 
@@ -248,7 +281,7 @@ def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator)
     if len(shape) == 1:
         if "eoi_embedding" in name:
             return torch.randn(shape, generator=generator)
-        if "norm" in name:
+        if "norm" in name and not name.endswith("bias"):
             # The text encoder's norms are stored less one.
             return torch.full(shape, 0.0 if name.startswith("text_encoder") else 1.0)
         return torch.full(shape, 0.1 if name.endswith(("gamma", "scale")) else 0.0)
@@ -276,6 +309,28 @@ def write_qwen(folder: Path, generator: torch.Generator) -> None:
     write(folder, QWEN, "speech_tokenizer", _talker(qwen3_tts_config(QWEN, CODEC_FILE, folder)), generator)
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>"]
     tokenizer(special).save(str(folder / "tokenizer.json"))
+
+
+def write_csm(folder: Path, generator: torch.Generator) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CSM))
+    tokenizer([csm.BEGIN, csm.END, "<|AUDIO|>", "<|audio_eos|>"]).save(str(folder / "tokenizer.json"))
+    config = csm.csm_config(CSM, folder)
+    assert isinstance(config.codec, MimiConfig)
+    save_file({}, folder / "model.safetensors")
+    sources = [*csm._language(config, Weights(folder)), *csm._codec(config.codec)]
+    sources += checkpoint._encoder(csm.csm_encoder_config(CSM, folder), "codec_model.encoder", "codec_model.")
+    weights = {name: random_tensor(name, shape, generator) for source in sources for name, shape in source.pieces}
+    # Nobody's speech ends, and nobody speaks ids that are no codes, which transformers does not rule out.
+    weights["lm_head.weight"][[0, 2048, 2049, 2050]] = 0
+    weights["depth_decoder.codebooks_head.weight"][:, :, 2048:] = 0
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    model = SpeechModel.load(str(folder)).eval()
+    with torch.no_grad():
+        peak = model.codec(torch.randint(0, 2048, (1, 16, 24), generator=generator)).abs().max()
+    last = f"codec_model.decoder.layers.{3 * len(config.codec.rates) + 2}.conv.weight"
+    weights[last] *= 0.3 / float(peak)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
 def write(folder: Path, config: Any, codec_name: str, sources: Iterable[Any], generator: torch.Generator) -> None:
@@ -312,7 +367,7 @@ def tokenizer(special: list[str]) -> Tokenizer:
     return made
 
 
-WRITE = {"breeze": write_breeze, "qwen": write_qwen}
+WRITE = {"breeze": write_breeze, "qwen": write_qwen, "csm": write_csm}
 
 
 # ---- the peers -----------------------------------------------------------------------------------------------------
@@ -352,11 +407,14 @@ class Peer:
     def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
         self.process = process
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._is_chat = folder.name == "qwen"
+        self._model = folder.name
 
     def tokens(self, text: str) -> list[int]:
         """What this peer is asked with for a text."""
-        if self._is_chat:
+        if self._model == "csm":
+            turn, _ = csm.CsmPrompts(lambda: self._tokenizer, audio=2, audio_end=3).turn(csm.VOICES[0], text)
+            return list(turn)
+        if self._model == "qwen":
             chat = f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n"
             return list(self._tokenizer.encode(chat).ids)
         frontend = PromptFrontend(self._tokenizer, Voice())
@@ -404,14 +462,11 @@ async def run_peer(
         async with Engine(str(folder), threads=options.threads, max_streams=16, policy=policy) as engine:
             names = ("torch", "numpy", "onnxruntime")
             return await measure(asker_of_ours(engine), options.sizes, options, sounds), {n: version(n) for n in names}
-    if peer == "csm":
-        (folder / "csm").mkdir(exist_ok=True)
-        (folder / "csm" / "config.json").write_text(json.dumps(CSM))
     process = await asyncio.create_subprocess_exec(
         str(options.venv / "bin" / "python"),
         str(Path(__file__).with_name("peer_models.py")),
         peer,
-        str(folder / "csm" if peer == "csm" else folder),
+        str(folder),
         str(options.threads),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -479,7 +534,7 @@ def same_sound(folder: Path, peers: list[str]) -> dict[str, int]:
     found = {}
     for peer in peers:
         ours, theirs = folder / f"{OURS[PEERS[peer]]}.npy", folder / f"{peer}.npy"
-        if peer == "csm" or peer.startswith("ours") or not (ours.exists() and theirs.exists()):
+        if peer.startswith("ours") or not (ours.exists() and theirs.exists()):
             continue
         a, b = np.load(ours), np.load(theirs)
         if a.shape == b.shape:
@@ -511,7 +566,7 @@ def main() -> None:
     if options.quick:
         options.sizes, options.frames = [1, 4], 8
     if options.venv is None and not set(options.peers) <= set(OURS.values()):
-        parser.error("--venv DIR is needed for the peers; without it only --peers ours ours-qwen can be measured")
+        parser.error("--venv DIR is needed for the peers; without it only ours, ours-qwen and ours-csm can be measured")
     arguments = {name: getattr(options, name) for name in ("frames", "threads", "quick", "seed")}
     document: dict[str, Any] = {
         "machine": f"{platform.machine()} {platform.processor()}".strip(),
