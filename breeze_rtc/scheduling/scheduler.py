@@ -252,7 +252,9 @@ class Scheduler:
             more = pages_for(s.tokens + s.max_frames, self._page_tokens, s.rows) - s.pages_kept
             if more > 0 and not s.is_waiting and not self._pages.reserve(more):
                 # Waiting for pages while holding some is how two streams wait for each other, so it is dropped instead.
-                self._fail(s, Stage.TEXT, f"no memory is free for a text of {s.tokens} tokens")
+                lack = f"the memory for a text of {s.tokens} tokens is not free"
+                self._events.append(StreamRefused(s.id, lack, self._admission.retry_after_s(s)))
+                self._drop(s)
                 return
             s.pages_kept += max(0, more)
 

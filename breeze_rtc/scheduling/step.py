@@ -126,7 +126,7 @@ class StreamAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class StreamRefused:
-    """A stream has waited as long as its class may, and there is still no room for it."""
+    """There is no room for the stream: it has waited as long as its class may, or its text has outgrown the memory."""
 
     stream: int
     detail: str

@@ -341,7 +341,7 @@ class Laws(RuleBasedStateMachine):
             elif isinstance(event, StreamFinished):
                 assert event.samples == book.samples
                 book.is_gone = True
-            elif isinstance(event, StreamFailed):
+            elif isinstance(event, StreamFailed | StreamRefused):
                 book.is_gone = True
             else:
                 assert isinstance(event, DeadlineMissed)

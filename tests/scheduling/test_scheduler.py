@@ -17,6 +17,7 @@ from breeze_rtc.scheduling.step import (
     StreamAdmitted,
     StreamFailed,
     StreamFinished,
+    StreamRefused,
 )
 from breeze_rtc.scheduling.stream import Feed, Priority
 
@@ -169,14 +170,16 @@ def test_a_stream_waits_while_its_worst_case_does_not_fit() -> None:
     assert desk.scheduler.events() == [StreamAdmitted(2, 0)]
 
 
-def test_a_prompt_that_outgrows_the_memory_fails_at_once() -> None:
+def test_a_prompt_that_outgrows_the_memory_is_refused_at_once() -> None:
     """It does not wait for pages that others hold: they might wait for its own."""
     desk = Desk(kv_pages=30)
     desk.open(1, tokens=0, feed=Feed.PREFIX)
     desk.scheduler.push_text(1, 250, 0)
     desk.scheduler.push_text(1, 250, 0)
     (event,) = desk.scheduler.events()
-    assert isinstance(event, StreamFailed)
+    assert isinstance(event, StreamRefused)
+    assert "500 tokens" in event.detail
+    assert event.retry_after_s >= 1
     assert desk.scheduler.stats(0).free_slots == 8
     desk.open(2)
 
