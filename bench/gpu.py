@@ -9,7 +9,8 @@ In this order, each part printed as soon as it is known:
 1. builds the model and captures every graph, and says what that takes;
 2. speaks with the graphs and without, and compares codes and sound;
 3. measures every kind of step the scheduler may choose, next to the time in which the device can read the weights and
-   the keys and values that the step reads (`limit`, at the bandwidth of a plain copy, measured here);
+   the keys and values that the step reads (`limit`, at the bandwidth of a plain copy, measured here); and the depth
+   decoder's graph with its passes eager, compiled by torch, and fused in kernels of our own;
 4. writes these times as the cost table that the simulator reads (`--costs FILE`, here and of `capacity.py`), and
    simulates what part 5 then measures;
 5. starts the engine as it serves, in its own process, and loads it: closed loops of 1 to 64 requests, and requests that
@@ -21,7 +22,8 @@ In this order, each part printed as soon as it is known:
 First packet: from sending the request to the first sound at the client, the encoding of Opus included.  A potential gap
 is a chunk that a client without a buffer would have missed.
 
-    python bench/gpu.py [--quick] [--seed N] [--json FILE] [--costs FILE] [--weights int8] [--streams N] [--requests N]
+    python bench/gpu.py [--quick] [--seed N] [--json FILE] [--costs FILE] [--weights int8|fp8] [--streams N]
+                        [--requests N]
 """
 
 from __future__ import annotations
@@ -234,6 +236,21 @@ def limit_ns(weights: dict[Stage, int], model: SpeechModel, stage: Stage, rows: 
         of_a_number = model.depth.table.weight.element_size()
         size += rows * 400 * 2 * layers * block.kv_heads * block.head_dim * of_a_number
     return round(size * SECOND / bytes_per_s)
+
+
+def depth_ways(executor: Executor, limits: dict[int, int]) -> dict[str, dict[str, float]]:
+    """ms of a depth step's graph by rows and by the way its passes run; limits: ns, of each number of rows."""
+    graphs = executor.graphs
+    found: dict[str, dict[str, float]] = {}
+    if graphs is None or not graphs.depth_ways:
+        print("   Depth decoder: only a graph on a card has more than one way to run it", flush=True)
+        return found
+    for rows, limit in limits.items():
+        times = {name: ns / MS for name, ns in graphs.depth_times(("depth", rows, 0)).items()}
+        found[str(rows)] = times
+        said = ", ".join(f"{name} {ms:.3f} ({ms * MS / limit:.1f} times the limit)" for name, ms in times.items())
+        print(f"   Depth decoder, {rows:2} rows, ms: {said}", flush=True)
+    return found
 
 
 def step_rows(costs: CostTable) -> list[tuple[Stage, int, int, int]]:
@@ -451,11 +468,16 @@ def steps_part(
 
     rate = bandwidth(device)
     print(f"3. Steps, ms; limit at {rate / 1e12:.3f} TB/s, measured by a copy:", flush=True)
+    weights = weight_bytes(model)
+    frame_rows = sorted(
+        {executor.specs[Stage.DEPTH].buckets[0], min(16, streams), executor.specs[Stage.DEPTH].buckets[-1]}
+    )
+    limits = {rows: limit_ns(weights, model, Stage.DEPTH, rows, rate) for rows in frame_rows}
+    ways = depth_ways(executor, limits)
     if device.type == "cpu":
         # An emulated graph runs a step as a list of operations: nothing to be timed.
         executor.graphs = None
     costs = measure(model, executor, clock, streams=streams, budget_ns=options.budget * SECOND)
-    weights = weight_bytes(model)
     rows = []
     for stage, bucket, size, ns in step_rows(costs):
         least_ns = limit_ns(weights, model, stage, bucket, rate)
@@ -475,6 +497,7 @@ def steps_part(
         "graphs_s": graphs_s,
         "compared": compared,
         "codec_tf32_db": tf32_db,
+        "depth_ways_ms": ways,
         "steps": rows,
         "limit_first_ms": first_ns / MS,
         "limit_frame16_ms": frame_ns / MS,
@@ -507,7 +530,7 @@ def main() -> None:
     parser.add_argument("--model", default=None, help="a checkpoint or its Hugging Face id, in place of random weights")
     parser.add_argument("--size", choices=SIZES, default="full", help="of the random weights")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--weights", default="", help="int8")
+    parser.add_argument("--weights", default="", help="int8 or fp8")
     parser.add_argument("--streams", type=int, default=None, help="slots; 64, or 4 on a CPU")
     parser.add_argument("--requests", type=int, default=None, help="of each loop, besides its first round; 300")
     parser.add_argument("--budget", type=int, default=None, metavar="S", help="for measuring steps; 60 s")

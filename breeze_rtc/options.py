@@ -80,7 +80,7 @@ class Speaking:
     device: Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")] = "cpu"
     codec_device: Annotated[str, typer.Option(help="cpu: the codec there, in a thread beside --device.")] = ""
     threads: Annotated[int, typer.Option(min=1, help="Threads the model may compute with.")] = 1
-    weights: Annotated[str, typer.Option(help="int8: the large layers in half the memory, a little less exact.")] = ""
+    weights: Annotated[str, typer.Option(help="int8 or fp8: the large layers in half the memory.")] = ""
     voices: Voices = None
 
     @property

@@ -11,7 +11,7 @@ import logging
 import lzma
 import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,8 @@ def load(
                 f"{folder / 'config.json'} is of model type {kind!r}; {' and '.join(map(repr, LOADERS))} can be loaded"
             )
         model = LOADERS[kind](folder, config, device=device, weights=weights, told=told)
-    if weights == "int8" and folder is None:
-        narrow(model)
+    if weights and folder is None:
+        narrow(model, weights)
     return model
 
 
@@ -189,10 +189,10 @@ def _load_own(
     state = {name: stored.tensor(name, tuple(like.shape)) for name, like in model.state_dict().items()}
     # Half precision on disk halves the wheel; a CPU computes in float32.
     model.load_state_dict({name: t.float() if t.is_floating_point() else t for name, t in state.items()})
-    if weights == "int8":
+    if weights:
         # The graphs hold the weights as they were.
         model.graphs = {}
-        narrow(model)
+        narrow(model, weights)
     return model
 
 
@@ -251,11 +251,12 @@ def load_breeze(
             licence_note=BREEZE_LICENCE,
             sampling=Sampling(),
         )
-    if weights == "int8":
-        narrow(model)
+    if weights:
+        narrow(model, weights)
     main, codec = Weights(folder), Weights(codec_folder)
     parts = [(main, list(_breeze(model_config))), (codec, list(_breeze_codec(model_config.codec)))]
-    state = read(parts, torch.device(device), widened=WIDENED, kept=narrowed if weights == "int8" else None, told=told)
+    kept = partial(narrowed, kind=weights) if weights else None
+    state = read(parts, torch.device(device), widened=WIDENED, kept=kept, told=told)
     stored = len(main.names()) + len(codec.names())
     used = sum(len(source.pieces) for _, sources in parts for source in sources)
     log.info("%s: %d of %d tensors are used; %s", folder, used, stored, "the others belong to older parts")

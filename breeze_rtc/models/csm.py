@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,12 +172,13 @@ def load_csm(
             voices=VOICES,
             sampling=_sampling(folder / "generation_config.json"),
         )
-    if weights == "int8":
-        narrow(model)
+    if weights:
+        narrow(model, weights)
     stored = _weights(folder, config)
     assert isinstance(ours.codec, MimiConfig)
     parts = [(stored, [*_language(ours, stored), *_codec(ours.codec)])]
-    state = read(parts, torch.device(device), widened=WIDENED, kept=narrowed if weights == "int8" else None, told=told)
+    kept = partial(narrowed, kind=weights) if weights else None
+    state = read(parts, torch.device(device), widened=WIDENED, kept=kept, told=told)
     model.load_state_dict(state, assign=True)
     return model
 

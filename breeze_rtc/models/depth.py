@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -41,8 +42,19 @@ class DepthConfig:
 
 Pick = Callable[[int, Tensor], Tensor]
 """(codebook, logits (R, vocab) float32) -> codes (R,) int64."""
+Generate = Callable[[Tensor, Tensor, Pick], Tensor]
+"""`DepthDecoder.generate`, or what computes the same."""
 Step = Callable[..., Tensor]
 """`DepthDecoder.step`, or what a compiler made of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DepthWay:
+    """One of the ways to run a frame's passes."""
+
+    generate: Generate
+    choose: Callable[..., Tensor] | None = None
+    """What takes the place of guidance and draw, if anything: see `kernels.choose`."""
 
 
 class FrameCache:
@@ -153,6 +165,21 @@ class DepthDecoder(nn.Module):
             x = layer(x, (cos, sin), cache=cache, layer=index)
         logits: Tensor = self.norm(x[:, -1]).float() @ head.float()
         return logits
+
+    def way(self, name: str) -> DepthWay:
+        """A frame's passes `eager`, `compiled` by torch, or `fused` in kernels of our own.
+
+        Raises what stands against it: no Triton, no compiler, or numbers that differ from the eager ones.
+        """
+        if name == "compiled":
+            return DepthWay(partial(self.generate_by, self.compiled_step()))
+        if name == "fused":
+            from breeze_rtc.models.fused_depth import FusedDepth
+
+            fused = FusedDepth(self)
+            fused.check()
+            return DepthWay(fused.generate, fused.choose)
+        return DepthWay(self.generate)
 
     def compiled_step(self, **options: Any) -> Step:
         """`step` as kernels made for it, stack and head in one graph of torch.compile, for any number of rows.

@@ -8,7 +8,7 @@ checkpoints have a speaker encoder beside that of the codec.  What their prompts
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +81,11 @@ def load_qwen3_tts(
             voices=tuple(ids.speakers) or ("default",),
             sampling=_sampling(folder / "generation_config.json"),
         )
-    if weights == "int8":
-        narrow(model)
+    if weights:
+        narrow(model, weights)
     parts = [(Weights(folder), list(_talker(ours))), (Weights(codec_folder), list(_breeze_codec(ours.codec)))]
-    state = read(parts, torch.device(device), widened=WIDENED, kept=narrowed if weights == "int8" else None, told=told)
+    kept = partial(narrowed, kind=weights) if weights else None
+    state = read(parts, torch.device(device), widened=WIDENED, kept=kept, told=told)
     state["depth.beside"] = torch.zeros_like(state["backbone.norm.weight"])
     model.load_state_dict(state, assign=True)
     assert model.depth.beside is not None

@@ -165,14 +165,20 @@ class SpeechModel(nn.Module):
         `nano` comes with the package; `breeze-tts-2` is looked for in the Hugging Face cache, `org/name` is downloaded
         where it is not there; `tiny`, `tiny-pointer`, `mid` and `breeze-tts-2-random` are made on the spot, speak noise
         and need no file.
-        device: large weights are read straight to it; others are moved there by the executor.  weights: "int8" keeps
-        the large layers in half the memory, see `quantised`.  told: how much of a
+        device: large weights are read straight to it; others are moved there by the executor.  weights: "int8" or
+        "fp8" keeps the large layers in half the memory, see `quantised`.  told: how much of a
         large checkpoint has been read, 0 to 1.
         """
         # Reading weights knows this class, so this class meets it late.
         from breeze_rtc.models.checkpoint import load
 
         return load(name_or_path, device=device, weights=weights, told=told)
+
+    @property
+    def silent(self) -> tuple[int, int, int]:
+        """First and last of the ids that are never spoken, and one between them that may be; -1 for none."""
+        first, last = self.config.reserved or (0, -1)
+        return first, last, -1 if self.config.end_class is None else self.config.end_class
 
     def silence_reserved(self, logits: Tensor) -> Tensor:
         """Set the logits of reserved ids, (..., V) float32, to -inf in place; the class that ends speech is none."""

@@ -350,9 +350,9 @@ class Engine:
     ) -> None:
         """Nothing is loaded until `start`.
 
-        model: a preset's name, a checkpoint's folder or its Hugging Face id.  weights: "int8" keeps the large layers in
-        half the memory.  codec_device: "cpu" leaves the codec there, in a thread of its own beside `device`.  threads:
-        torch's.  voices: the folder of the cloned voices, which need not be there yet; None: no cloned voices.
+        model: a preset's name, a checkpoint's folder or its Hugging Face id.  weights: "int8" or "fp8" keeps the large
+        layers in half the memory.  codec_device: "cpu" leaves the codec there, in a thread of its own beside `device`.
+        threads: torch's.  voices: the folder of the cloned voices, which need not be there yet; None: no cloned voices.
         trace: a file for the scheduler's inputs; an engine that is started again writes to a file of its own beside
         it, numbered.  policy: the scheduler's rules, to measure what each is worth.  measures: the first start on a
         machine takes some seconds to find out how long its steps take, and keeps that in the user's cache folder;

@@ -6,8 +6,8 @@ One small set of buckets a stage:
 | -------- | ------------------------- | ------------------------------------------------------ |
 | text     | tokens over all segments  | at most `PACK_ROWS` segments                           |
 | prefill  | tokens over all prompts   | at most `PACK_ROWS` rows of at most `PROMPT_COLUMNS`   |
-| backbone | rows                      | with guidance or without, positions (`GRAPH_COLUMNS`)  |
-| depth    | rows                      | with guidance or without                               |
+| backbone | rows                      | rows of a stream (1 to 3), positions (`GRAPH_COLUMNS`) |
+| depth    | rows                      | rows of a stream                                       |
 | codec    | rows                      | frames (`GRAPH_FRAMES`)                                |
 
 What does not fit (a longer prompt or history, a nucleus limit) is told so and runs eagerly.
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from breeze_rtc.clock import MS, Clock
 from breeze_rtc.models.attention import Ragged
-from breeze_rtc.models.depth import Step
+from breeze_rtc.models.depth import DepthWay
 from breeze_rtc.models.speech_model import SpeechModel
 from breeze_rtc.runtime.frame_steps import (
     Batch,
@@ -49,6 +49,8 @@ GRAPH_COLUMNS = (128, 512, 2_048)
 """Positions of the backbone, past and new, that its graphs are made for; a longer history runs eagerly."""
 GRAPH_FRAMES = (1, 2, 4, 8, 16)
 """Frames per row that the codec's graphs are made for."""
+DUAL_ROWS = 4
+"""Streams of a step for which there are graphs with dual guidance; three rows are computed for each."""
 GRAPH_TOP_K = 64
 """Graphs draw among so many codes at most: no full sort is needed.  Rows that want more run eagerly."""
 GRAPH_TOKENS = (32, 64, 128, 256, 512)
@@ -61,6 +63,8 @@ LONGEST_PIECE = 256
 """Tokens of one piece in a graph: attention is as wide as the longest might be."""
 PROMPT_COLUMNS = 512
 """Positions of a prompt, those of its voice included, that the graphs of prompts are made for."""
+DEPTH_WAYS = ("eager", "compiled", "fused")
+"""Ways of running the depth decoder's passes; a graph of each is timed, and the fastest is taken."""
 REPLAYS_TIMED = 5
 STAGES = ("depth", "backbone", "codec", "prefill", "text")
 """In the order in which they are recorded: what makes most of a frame's time comes first."""
@@ -114,8 +118,10 @@ class FrameGraphs:
         self._dummy = dummy
         self._device = state.codes.device
         self._clock = clock
-        # The depth decoder's passes as a compiler made them, where that was found to be faster.
-        self._depth_step: Step | None = None
+        self.depth_ways: dict[str, DepthWay] = {}
+        """The ways of running the depth decoder's passes that there are on this machine."""
+        # The one that the graphs run; None: as they run without graphs.
+        self._depth_way: DepthWay | None = None
 
     def record(self, told: Callable[[float], None] = lambda share: None) -> None:
         """Record every shape, stage by stage, the largest of each first, and take a stage into use when it is whole.
@@ -132,7 +138,7 @@ class FrameGraphs:
             recorder = type(self._recorder)() if stage == "codec" else self._recorder
             with torch.inference_mode():
                 if stage == "depth" and recorder.compiles:
-                    self._compile_depth(keys[0])
+                    self._choose_depth(keys[0])
                 for key in keys:
                     function, *inputs = self._recordable(key)
                     graphs[key] = StepGraph(recorder, function, tuple(inputs))
@@ -141,23 +147,38 @@ class FrameGraphs:
                     told(self.recorded)
             self.table.publish(graphs)
 
-    def _compile_depth(self, key: Key) -> None:
-        """Let the graphs run the depth decoder compiled, if those of its largest shape are faster so on this machine.
+    def _choose_depth(self, key: Key) -> None:
+        """Let the graphs run the depth decoder in the way whose graph of the largest shape is the fastest on this
+        machine.  Steps that run eagerly meanwhile go on as they are."""
+        self.depth_ways = {name: way for name in DEPTH_WAYS if (way := self._depth_by(name)) is not None}
+        times_ns = self.depth_times(key)
+        name = min(times_ns, key=times_ns.__getitem__, default="eager")
+        said = ", ".join(f"{other} {ns / MS:.2f} ms" for other, ns in times_ns.items())
+        log.info("a depth step of %d rows takes %s: it runs %s", key[1], said, name)
+        self._depth_way = self.depth_ways.get(name)
 
-        Steps that run eagerly meanwhile go on as they are.
-        """
-        plain_ns = self._replay_ns(key)
+    def _depth_by(self, name: str) -> DepthWay | None:
         try:
-            self._depth_step = self._model.depth.compiled_step()
-            compiled_ns = self._replay_ns(key)
+            return self._model.depth.way(name)
         except Exception:
-            # No compiler, or one that cannot do this: a reason to run as it is.
-            log.warning("the depth decoder cannot be compiled here", exc_info=True)
-            self._depth_step = None
-            return
-        log.info("a depth step of %d rows takes %.2f ms, compiled %.2f", key[1], plain_ns / MS, compiled_ns / MS)
-        if compiled_ns >= plain_ns:
-            self._depth_step = None
+            # No compiler or Triton, or one that cannot do this: a reason to run as it is.
+            log.warning("the depth decoder cannot be %s here", name, exc_info=True)
+            return None
+
+    def depth_times(self, key: Key) -> dict[str, int]:
+        """How long a graph of this shape takes in each way, in ns; those that cannot be captured are left out."""
+        chosen = self._depth_way
+        times_ns = {}
+        try:
+            for name, way in self.depth_ways.items():
+                self._depth_way = way
+                try:
+                    times_ns[name] = self._replay_ns(key)
+                except Exception:
+                    log.warning("a depth step cannot be captured %s", name, exc_info=True)
+        finally:
+            self._depth_way = chosen
+        return times_ns
 
     def _replay_ns(self, key: Key) -> int:
         """The time that a graph of this shape takes: the least of some, for whatever else runs can only add to it."""
@@ -271,10 +292,10 @@ class FrameGraphs:
         elif stage == "codec":
             shapes += [(stage, rows, frames) for rows in self._sound_rows for frames in GRAPH_FRAMES]
         else:
-            # Dual guidance is too rare to be worth a third of all graphs; it runs eagerly.
-            for guides in (0, 1):
+            for guides in (0, 1, 2):
                 for rows in self._frame_rows:
-                    if (1 + guides) * rows > self._frame_rows[-1]:
+                    # Dual guidance is too rare to be worth a third of all graphs: many such streams run eagerly.
+                    if (1 + guides) * rows > self._frame_rows[-1] or (guides == 2 and rows > DUAL_ROWS):
                         continue
                     shapes += [("depth", rows, guides)] if stage == "depth" else []
                     shapes += [("backbone", rows, guides, n) for n in GRAPH_COLUMNS] if stage == "backbone" else []
@@ -347,8 +368,8 @@ class FrameGraphs:
         )
         ints, floats = ints.to(self._device), floats.to(self._device)
         if depth:
-            step = self._depth_step
-            return lambda ints, floats: (depth_frame(model, state, Batch(ints, floats), kind, step),), ints, floats
+            way = self._depth_way
+            return lambda ints, floats: (depth_frame(model, state, Batch(ints, floats), kind, way),), ints, floats
         twin_rows = (1 + guides) * rows
         twins = torch.arange(twin_rows, device=self._device) // rows
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from breeze_rtc.models.attention import Ragged
 from breeze_rtc.models.codec import CodecState, Tape
+from breeze_rtc.models.depth import DepthWay, Generate
 from breeze_rtc.models.sampling import RowSampling, Sampling, choose, combine, gumbel, penalise
 from breeze_rtc.models.speech_model import SpeechModel
 from breeze_rtc.runtime.kv_cache import PagedKV, PromptPlaces, StepCache
@@ -187,12 +188,10 @@ def choose_first(
     return codes, is_good
 
 
-def depth_frame(
-    model: SpeechModel, state: SlotState, batch: Batch, kind: Kind, step: Callable[..., Tensor] | None = None
-) -> Tensor:
+def depth_frame(model: SpeechModel, state: SlotState, batch: Batch, kind: Kind, way: DepthWay | None = None) -> Tensor:
     """The other codes of each row's frame, into its slot and its ring.
 
-    step: `DepthDecoder.compiled_step`, if the passes shall run so.
+    way: how the passes run; None: eagerly.
     Returns (R,), finite where all logits were.
     """
     rows = len(batch.slots)
@@ -203,25 +202,28 @@ def depth_frame(
     if kind.draws:
         noise = gumbel(batch.seeds, batch.frames, state.depth_codebooks, model.config.depth.vocab)
     largest = torch.zeros(rows, device=hidden.device)
+    draw = None if way is None or kind.uses_top_p else way.choose
 
     def pick(codebook: int, logits: Tensor) -> Tensor:
-        if kind.guides:
-            logits = guided(torch.split(logits, rows), batch)
-        largest.add_(logits.amax(-1))
-        chosen = choose(model.silence_reserved(logits), None if noise is None else noise[:, codebook - 1], values)
+        drawn = None if noise is None else noise[:, codebook - 1]
+        if draw is not None:
+            scales = {"scale": batch.scale, "other_scale": batch.other_scale}
+            chosen = draw(logits, drawn, values, guides=kind.guides, **scales, largest=largest, silent=model.silent)
+        else:
+            if kind.guides:
+                logits = guided(torch.split(logits, rows), batch)
+            largest.add_(logits.amax(-1))
+            chosen = choose(model.silence_reserved(logits), drawn, values)
         return chosen.repeat(1 + kind.guides) if kind.guides else chosen
 
-    def generate(hidden: Tensor, first: Tensor) -> Tensor:
-        depth = model.depth
-        return depth.generate(hidden, first, pick) if step is None else depth.generate_by(step, hidden, first, pick)
-
+    generate: Generate = model.depth.generate if way is None else way.generate
     if kind.guides:
         # All first rows, then all second ones, and so on; streams without guidance are computed so often and read once.
         beside = 1 + kind.guides
         together = hidden[:, :beside].transpose(0, 1).reshape(beside * rows, -1)
-        codes = generate(together, first.repeat(beside))[:rows]
+        codes = generate(together, first.repeat(beside), pick)[:rows]
     else:
-        codes = generate(hidden[:, 0], first)
+        codes = generate(hidden[:, 0], first, pick)
     state.codes[batch.slots] = codes
     state.ring[batch.slots, batch.places] = codes
     return largest

@@ -41,7 +41,7 @@ class Start:
     measures: bool = True
     """Know how long this machine's steps take, or find out now: see `step_times`.  False: learn it while serving."""
     weights: str = ""
-    """`int8`: the large layers in half the memory, see `models.quantised`; empty: as they are stored."""
+    """`int8` or `fp8`: the large layers in half the memory, see `models.quantised`; empty: as they are stored."""
     voices: str = ""
     """The folder of the cloned voices; empty for none."""
     codec_device: str = ""

@@ -235,7 +235,7 @@ def test_the_published_sizes_are_the_published_config() -> None:
 
 
 def test_kinds_of_weights_that_there_are_not() -> None:
-    with pytest.raises(BadRequest, match="only int8"):
+    with pytest.raises(BadRequest, match="only int8 and fp8 are known"):
         SpeechModel.load("tiny", weights="int3")
 
 

@@ -15,7 +15,7 @@ import torch
 from executor_driver import Direct, ExecutorDriver
 from torch import Tensor
 
-from breeze_rtc.models.quantised import Int8Linear, narrow
+from breeze_rtc.models.quantised import NarrowLinear, narrow
 from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speech_model import ByteFrontend, SpeechModel, TextSegment
 from breeze_rtc.runtime import executor as executor_module
@@ -177,7 +177,7 @@ def test_int8_layers_in_graphs(recorder: type[EmulatedRecorder], stages: tuple[s
     expected = spoken(ExecutorDriver(small, streams=1))
     assert np.array_equal(spoken(driver), expected)
     assert {stage for stage, _ in table.replays} == set(stages)
-    assert sum(isinstance(part, Int8Linear) for part in small.modules()) >= 8
+    assert sum(isinstance(part, NarrowLinear) for part in small.modules()) >= 8
 
 
 def test_dual_guidance_could_be_recorded_too(model: SpeechModel) -> None:

@@ -128,6 +128,19 @@ def test_a_replayed_stream_with_guidance(model: SpeechModel, traced: ExecutorDri
     assert not graphs(traced).misses
 
 
+def test_a_replayed_stream_with_dual_guidance(model: SpeechModel, traced: ExecutorDriver) -> None:
+    """Three rows of unequal length; and more such streams than there are graphs for run eagerly."""
+    third = TextSegment(tuple(range(66, 84)), (0,) * 18, row=2)
+    sounds = []
+    for each in (ExecutorDriver(model, streams=2), traced):
+        each.open(1, 0, [third, *GUIDED], seed=9, sampling=Sampling(cfg_scale=3.0, reference_scale=1.5))
+        sounds.append(each.speak(1, FRAMES))
+        each.close(1)
+    assert np.array_equal(*sounds)
+    assert not graphs(traced).misses
+    assert [key[1] for key in graphs(traced).graphs if key[0] == "depth" and key[2] == 2] == [1]
+
+
 def test_a_seed_counts_under_graphs(driver: ExecutorDriver) -> None:
     """Reproduction 10 (vllm-omni 2914, 6309, 5253, 4923: a captured generator ignored the request's seed)."""
     sounds = []

@@ -225,3 +225,16 @@ async def test_an_engine_measures_once_and_keeps_what_it_learns(home: Path, capl
     counts = await run()
     assert shares
     assert counts["PREFILL"] >= 1
+
+
+def test_times_from_before_the_graphs_are_believed_for_eight_steps() -> None:
+    """A machine is measured before its graphs are captured, and they make a stage's steps several times faster, also in
+    the batches that have not run since."""
+    rows = (1, 2, 4, 8, 16)
+    costs = CostTable({(Stage.DEPTH, count, 1): (40 + count) * MS for count in rows})
+    for _ in range(200):
+        costs.observe(Stage.DEPTH, 1, 1, 41 * MS)
+    assert costs.predict_ns(Stage.DEPTH, 16) > 50 * MS
+    for _ in range(8):
+        costs.observe(Stage.DEPTH, 1, 1, 5 * MS)
+    assert 6 * MS < costs.predict_ns(Stage.DEPTH, 16) < 10 * MS
