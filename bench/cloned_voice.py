@@ -4,9 +4,14 @@ A model of random weights with Breeze TTS 2's structure and a thirtieth of its s
 own voice (*plain*), in one that was cloned from a recording and whose keys and values are in memory (*warm*), in one
 whose are read from the disk, as for the first stream after others took its place (*disk*), and with no room for any,
 so that each stream encodes and prefills the whole reference (*cold*, which is how a server without a store does it).
-The four take turns, so that what else the machine does falls on all of them.
+The kinds take turns, so that what else the machine does falls on all of them.
 
-    python bench/cloned_voice.py [--quick] [--seed N] [--json FILE] [--reference SECONDS] [--threads N]
+`--model qwen` is Qwen3-TTS as `peers_serving.py` makes it small, and has one kind more: cloned without the words of the
+recording (*by ear*), of which nothing but the text is left to prefill.  With the words the recording's frames are: they
+stand behind the text.
+
+    python bench/cloned_voice.py [--model mid|qwen] [--quick] [--seed N] [--json FILE] [--reference SECONDS]
+                                 [--threads N]
 """
 
 from __future__ import annotations
@@ -22,17 +27,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import peers_serving
+import torch
 from origin import origin
 
-from breeze_rtc.models import checkpoint
+from breeze_rtc.models import checkpoint, presets
 from breeze_rtc.models.prompt import Voice
+from breeze_rtc.models.speaker_encoder import SpeakerEncoder, SpeakerEncoderConfig
+from breeze_rtc.models.speech_model import SpeechModel
 from breeze_rtc.runtime import process, voice_store
 from breeze_rtc.runtime.engine import Engine
 from breeze_rtc.scheduling.stream import Priority
 
 TEXT = "The listener's real position tells the scheduler how much time there is."
 TRANSCRIPT = "This is what I say so that the machine may learn how I sound, and now that is enough of it."
-NAME = "anna"
+NAME, BY_EAR = "anna", "bea"
 
 
 def recording(seconds: float, seed: int) -> bytes:
@@ -67,10 +76,11 @@ async def together(engine: Engine, voice: str, seed: int, streams: int) -> list[
 
 
 async def run(options: argparse.Namespace) -> None:
-    model = checkpoint.load("mid")
-    assert model.prompts is not None
+    model = qwen(options.seed) if options.model == "qwen" else checkpoint.load("mid")
+    prompts = model.prompts
+    assert prompts is not None
     # A plain stream's text in the tokens of the others' prompts.
-    model._frontend = lambda _voice: model.prompts.frontend(Voice())
+    model._frontend = lambda voice: prompts.frontend(Voice(name=voice))
     checkpoint.load = lambda _name, **_options: model  # type: ignore[assignment]
     stores: list[voice_store.VoiceStore] = []
     warm = voice_store.VoiceStore.warm
@@ -88,19 +98,19 @@ async def run(options: argparse.Namespace) -> None:
             began = time.perf_counter()
             await engine.add_voice(NAME, recording(options.reference, options.seed), TRANSCRIPT)
             figures["add_s"] = f"{time.perf_counter() - began:.2f}"
+            kinds = [("plain", "", model.voices[0]), ("warm", "", NAME), ("disk", "", NAME), ("cold", "without", NAME)]
+            if options.model == "qwen":
+                await engine.add_voice(BY_EAR, recording(options.reference, options.seed), "")
+                kinds.append(("by_ear", "", BY_EAR))
             process.VOICES = 0
             async with Engine("mid", **shared) as without:
                 for streams in (1, 4):
                     rounds = 6 if options.quick else 40 // streams
                     for number in range(rounds + 1):
-                        for kind, speaker, voice in (
-                            ("plain", engine, "default"),
-                            ("warm", engine, NAME),
-                            ("disk", engine, NAME),
-                            ("cold", without, NAME),
-                        ):
+                        for kind, where, voice in kinds:
                             if kind == "disk":
                                 stores[0]._drop(NAME)
+                            speaker = without if where else engine
                             times = await together(speaker, voice, options.seed + 100 * number, streams)
                             # The first round is warm-up.
                             raw.setdefault(f"{kind}_c{streams}", []).extend(times if number else [])
@@ -120,8 +130,24 @@ async def run(options: argparse.Namespace) -> None:
     print("RESULT", *(f"{key}={value}" for key, value in figures.items()))
 
 
+def qwen(seed: int) -> SpeechModel:
+    """Random weights, with encoders for recordings."""
+    with TemporaryDirectory() as folder:
+        peers_serving.write_qwen(Path(folder) / "qwen", torch.Generator().manual_seed(seed))
+        model = checkpoint.load(str(Path(folder) / "qwen"))
+        assert model.prompts is not None
+        # Reads the tokenizer while it is there.
+        # Reads the tokenizer, while it is there.
+        model.prompts.reference(Voice(vector=(0.0,)))
+    encoder = checkpoint._seeded_encoder(presets.tiny_encoder(model.config), seed)
+    encoder.speaker = SpeakerEncoder(SpeakerEncoderConfig(model.config.backbone.block.hidden)).eval()
+    model._encoder = lambda: encoder
+    return model
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=("mid", "qwen"), default="mid")
     parser.add_argument("--quick", action="store_true", help="a few rounds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -361,6 +361,7 @@ def say(
     output: Annotated[Path, typer.Option("--output", "-o", help="The WAV file to write.")] = Path("speech.wav"),
     voice: Voice = None,
     instruction: Annotated[str, typer.Option(help="How to speak, in words; of models that read it.")] = "",
+    language: Annotated[str, typer.Option(help="Of the text, such as German; of models that are told.")] = "",
     seed: Annotated[int | None, typer.Option(help="The same seed and text give the same sound.")] = None,
     verbose: Verbose = False,
     speaking: Speaking,
@@ -375,11 +376,13 @@ def say(
         raise BadRequest(f"there is no folder {output.parent}; make it, or choose another with -o")
     if output.is_dir():
         raise BadRequest(f"{output} is a folder; name a file with -o")
-    asyncio.run(_say(speaking.engine(), text, output, voice=voice, instruction=instruction, seed=seed))
+    asyncio.run(
+        _say(speaking.engine(), text, output, voice=voice, instruction=instruction, language=language, seed=seed)
+    )
 
 
 async def _say(
-    engine: Engine, text: str, output: Path, *, voice: str | None, instruction: str, seed: int | None
+    engine: Engine, text: str, output: Path, *, voice: str | None, instruction: str, language: str, seed: int | None
 ) -> None:
     from breeze_rtc.scheduling.stream import Priority
 
@@ -393,7 +396,12 @@ async def _say(
             first_at: int | None = None
             pcm = bytearray()
             speech = engine.speak(
-                voice=voice, instruction=instruction, seed=seed, priority=Priority.BATCH, interactive=False
+                voice=voice,
+                instruction=instruction,
+                language=language,
+                seed=seed,
+                priority=Priority.BATCH,
+                interactive=False,
             )
             speech.push(text)
             speech.end()

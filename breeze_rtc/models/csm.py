@@ -77,6 +77,8 @@ class CsmPrompts:
     def frontend(self, voice: Voice, *, has_prefix: bool = False, is_dual: bool = False) -> CsmFrontend:
         if voice.instruction:
             raise BadRequest("the csm model follows no instructions: leave them out")
+        if voice.language:
+            raise BadRequest("the csm model is not told a language: leave it out")
         assert not is_dual, "what weighs a recording against instructions has instructions"
         return CsmFrontend(self, VOICES[0], [] if has_prefix else self.reference(voice))
 

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from breeze_rtc.errors import BadText
+from breeze_rtc.errors import BadRequest, BadText
 from breeze_rtc.models.speech_model import TextSegment, Tokenizer
 
 AUDIO = "<|AUDIO|>"
@@ -56,6 +56,8 @@ class Voice:
     """Of a recording, for models that have a speaker encoder."""
     name: str = ""
     """Of a voice of the model's own."""
+    language: str = ""
+    """By its English name, in lower case; empty: left to the model."""
     speaker: str = "[S0]"
 
     def __post_init__(self) -> None:
@@ -135,6 +137,8 @@ class BreezePrompts:
 
     def frontend(self, voice: Voice, *, has_prefix: bool = False, is_dual: bool = False) -> PromptFrontend:
         """See `Prompts`."""
+        if voice.language:
+            raise BadRequest("Breeze TTS 2 is not told a language: leave it out")
         return PromptFrontend(self._tokenizer(), voice, has_prefix=has_prefix, is_dual=is_dual)
 
     def reference(self, voice: Voice) -> list[TextSegment]:

@@ -84,6 +84,10 @@ class QwenPrompts:
         assert not is_dual, "nothing guides"
         if voice.instruction and self._refuses:
             raise BadRequest(f"{self._refuses} follows no instructions: leave them out")
+        # Dialects are those of speakers, and not asked for by themselves.
+        known = [name for name in self._ids.languages if "dialect" not in name]
+        if voice.language and voice.language not in known:
+            raise BadRequest(f"the language {voice.language!r:.40} is not known; one of {', '.join(sorted(known))}")
         return QwenFrontend(self, voice, has_prefix=has_prefix)
 
     def reference(self, voice: Voice) -> list[TextSegment]:
@@ -96,11 +100,13 @@ class QwenPrompts:
         if instruction := self.sanitised(voice.instruction)[0]:
             tokens += self.encode(f"<|im_start|>user\n{instruction}{CLOSING}").ids
         tokens += self.encode(OPENING).ids
-        language = ids.dialects.get(voice.name)
-        if language is None:
-            tags = [ids.no_think, ids.think_bos, ids.think_eos]
-        else:
+        language = voice.language
+        if language in {"", "chinese"}:
+            language = ids.dialects.get(voice.name, language)
+        if language:
             tags = [ids.think, ids.think_bos, ids.languages[language], ids.think_eos]
+        else:
+            tags = [ids.no_think, ids.think_bos, ids.think_eos]
         if voice.name in ids.speakers:
             tags.append(ids.speakers[voice.name])
         tokens += [ids.beside(ids.text_pad, tag) for tag in tags]

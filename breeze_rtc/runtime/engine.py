@@ -495,6 +495,7 @@ class Engine:
         *,
         voice: str | None = None,
         instruction: str = "",
+        language: str = "",
         seed: int | None = None,
         sampling: Mapping[str, float] | None = None,
         priority: Priority = Priority.LIVE,
@@ -504,7 +505,8 @@ class Engine:
         """Begin a stream.
 
         voice: one of `voices`, the first by default.  instruction: in words, who speaks or how; of models that read
-        one, others fail the stream with BadRequest.  seed: the same seed and text give the same samples; random by
+        one, others fail the stream with BadRequest.  language: of the text, by its English name, for models that are
+        told; "" and "auto": the model finds out.  seed: the same seed and text give the same samples; random by
         default.  sampling: any of `SAMPLING_RANGES`, the model's own values by default.  interactive: somebody may
         interrupt, so it is not generated far ahead of the ear.  max_s: the speech ends at the codec frame that reaches
         it, finished or not; each piece of it, where a model reads a whole piece before it speaks.
@@ -524,6 +526,7 @@ class Engine:
         if max_s is not None and not (math.isfinite(max_s) and max_s > 0):
             raise BadSampling("max_s", max_s, "a number of seconds over 0")
         frames = 0 if max_s is None else math.ceil(max_s * self.sample_rate / self.frame_samples)
+        language = "" if language.lower() == "auto" else language.lower()
         stream = self._next_stream()
         checked, asked = checked_sampling(sampling or {}), int(priority)
         if interactive and self._known.feed == Feed.PREFIX.value:
@@ -531,12 +534,14 @@ class Engine:
 
             def begin(stream: int, piece: int) -> Speech:
                 seed = (seed_ + piece) % (1 << 63)
-                return self._begin(Open(stream, voice_, seed, checked, asked, interactive, instruction, frames))
+                return self._begin(
+                    Open(stream, voice_, seed, checked, asked, interactive, instruction, frames, language)
+                )
 
             speech = SentenceSpeech(self, stream, begin)
             self._in_sentences[stream] = speech
             return speech
-        return self._begin(Open(stream, voice, seed, checked, asked, interactive, instruction, frames))
+        return self._begin(Open(stream, voice, seed, checked, asked, interactive, instruction, frames, language))
 
     def _next_stream(self) -> int:
         self._last_stream += 1

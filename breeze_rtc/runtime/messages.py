@@ -107,6 +107,8 @@ class Open:
     """How to speak, in words; empty: as the voice does."""
     max_frames: int = 0
     """The speech ends after so many codec frames, if it has not before; 0: as late as the engine lets any."""
+    language: str = ""
+    """Of the text, in lower case; empty: the model finds out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,7 +181,7 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
     from breeze_rtc.models.speech_model import SpeechModel
     from breeze_rtc.runtime.executor import Executor, kept_positions
     from breeze_rtc.runtime.sentence_executor import Ensemble, sentence_voices
-    from breeze_rtc.runtime.voice_store import VoiceStore
+    from breeze_rtc.runtime.voice_store import VoiceStore, refused
     from breeze_rtc.scheduling.costs import CostTable
     from breeze_rtc.scheduling.policy import Policy
     from breeze_rtc.scheduling.scheduler import PROMPT_TOKENS, Scheduler
@@ -256,8 +256,8 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
     def speaker(message: Open) -> Speaker:
         if message.voice not in beside:
             return voices.speaker(message)
-        if message.instruction:
-            raise BadRequest(f"the voice {message.voice} follows no instructions: leave them out")
+        if message.instruction or message.language:
+            raise refused(f"the voice {message.voice}", message)
         return Speaker(beside[message.voice][1](), voice=message.voice)
 
     driver = Driver(

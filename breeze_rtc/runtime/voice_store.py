@@ -106,20 +106,22 @@ class VoiceStore:
         """What a stream needs of its voice.  Raises UnknownVoice, BadRequest, BadText."""
         prompts = self._model.prompts
         is_own = message.voice in self._model.voices
-        if is_own and not message.instruction:
+        if is_own and not (message.instruction or message.language):
             return Speaker(self._model.frontend(message.voice))
         if prompts is None:
             if not is_own:
                 raise UnknownVoice(message.voice, self.names())
-            raise BadRequest(f"the {self._model.config.name} model follows no instructions: leave them out")
+            raise refused(f"the {self._model.config.name} model", message)
         if is_own:
-            return Speaker(prompts.frontend(Voice(instruction=message.instruction, name=message.voice)))
+            voice = Voice(message.instruction, name=message.voice, language=message.language)
+            return Speaker(prompts.frontend(voice))
         held = self._get(message.voice)
         rows = self.rows(message)
-        prefix = held.prefix
+        # What is kept leaves the language to the model.
+        prefix = None if message.language else held.prefix
         # Every row begins with the reference, but in dual guidance it has a row of its own.
         prefixes = (None, None, prefix) if rows == 3 else (prefix,) * rows
-        voice = replace(held.voice, instruction=message.instruction)
+        voice = replace(held.voice, instruction=message.instruction, language=message.language)
         frontend = prompts.frontend(voice, has_prefix=prefix is not None, is_dual=rows == 3)
         return Speaker(frontend, prefixes, held.heard)
 
@@ -272,6 +274,13 @@ class VoiceStore:
         made = self._encoded(transcript, message.recording)
         prompt = bytes_of(made, {"inputs": self._inputs(transcript, message.recording)})
         voice_folder.write(folder, message.name, transcript, message.recording, prompt)
+
+
+def refused(whose: str, message: Open) -> BadRequest:
+    """Why a stream cannot be told what no prompt says."""
+    if message.instruction:
+        return BadRequest(f"{whose} follows no instructions: leave them out")
+    return BadRequest(f"{whose} is not told a language: leave it out")
 
 
 def _outcome(future: Future[None], then: Callable[[], object]) -> tuple[str, str]:

@@ -76,6 +76,7 @@ class SpeechApi:
         speech = self._engine.speak(
             voice=wanted.voice,
             instruction=wanted.instruction,
+            language=wanted.language,
             seed=wanted.seed,
             sampling=wanted.sampling,
             # Not interactive: nobody interrupts a file, so nothing is wasted by making it early.
@@ -154,9 +155,11 @@ class SpeechRequest:
     seed: int | None
     sampling: dict[str, float]
     instruction: str = ""
+    language: str = ""
 
 
-_KNOWN = {"input", "voice", "response_format", "stream", "seed", "model", "speed", "instructions", "stream_format"}
+_KNOWN = {"input", "voice", "response_format", "stream", "seed", "model", "speed", "instructions", "language"}
+_KNOWN |= {"stream_format"}
 
 
 def read_speech_request(body: object) -> SpeechRequest:
@@ -195,7 +198,10 @@ def read_speech_request(body: object) -> SpeechRequest:
     instruction = body.get("instructions") or ""
     if not isinstance(instruction, str):
         _bad("bad_field", '"instructions" is no text', 'Send {"instructions": "Speak slowly."}, or leave it out.')
-    return SpeechRequest(text, voice, form, streams, body.get("seed"), sampling, instruction)
+    language = body.get("language") or ""
+    if not isinstance(language, str):
+        _bad("bad_field", '"language" is no name', 'Send {"language": "German"}, or leave it out.')
+    return SpeechRequest(text, voice, form, streams, body.get("seed"), sampling, instruction, language)
 
 
 def _bad(code: str, message: str, fix: str) -> NoReturn:

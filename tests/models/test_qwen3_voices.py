@@ -35,6 +35,7 @@ pytestmark = pytest.mark.skipif(
 
 HOW = "A tired old man."
 FRAMES = 8
+LANGUAGES = ("english", "chinese")
 SOUND = torch.from_numpy(read_recording(recording(), 24_000))
 SHORT = SOUND[:2_000]
 """A store takes a second at least, which is many of these frames."""
@@ -62,6 +63,9 @@ class Case:
         }
         if "named" in mode:
             asked["speakers"] = ["dylan" if "dialect" in mode else "vivian"]
+        for language in LANGUAGES:
+            if language in mode:
+                asked["languages"] = [language.capitalize()]
         if "described" in mode:
             asked["instruct_ids"] = self.ids(f"<|im_start|>user\n{HOW}<|im_end|>\n")
         if "cloned" in mode:
@@ -74,6 +78,7 @@ class Case:
         voice: dict[str, Any] = {"instruction": HOW} if "described" in mode else {}
         if "named" in mode:
             voice["name"] = "dylan" if "dialect" in mode else "vivian"
+        voice["language"] = next((language for language in LANGUAGES if language in mode), "")
         if "cloned" in mode:
             encoder = self.model.reference_encoder()
             assert encoder.speaker is not None
@@ -107,13 +112,19 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Case:
 MODES = [
     ("custom", "named"),
     ("custom", "named dialect"),
+    ("custom", "named english"),
+    ("custom", "named chinese"),
+    ("custom", "named dialect english"),
+    ("custom", "named dialect chinese"),
     ("custom", "named and described"),
     ("custom", "named dialect and described"),
     ("design", "plain"),
+    ("design", "described english"),
     ("design", "described"),
     ("base", "plain"),
     ("base", "cloned"),
     ("base", "cloned with words"),
+    ("base", "cloned with words english"),
 ]
 
 
@@ -139,7 +150,8 @@ def test_the_modes_differ(request: pytest.FixtureRequest) -> None:
         case: Case = request.getfixturevalue(kind)
         modes = [mode for other, mode in MODES if other == kind]
         said = [case.reference.generate(FRAMES, **case.package(mode)) for mode in modes]
-        assert len(set(map(str, said))) == len(modes)
+        # Chinese is what a speaker of a dialect speaks without being asked.
+        assert len(set(map(str, said))) == len(set(modes) - {"named dialect chinese"})
         assert len({frame[0] for codes in said for frame in codes}) > 3
 
 
@@ -202,6 +214,8 @@ def test_a_cloned_voice_is_kept(base: Case, tmp_path: Path, monkeypatch: pytest.
     assert first["bea"][1] == plain - 7
     assert first["anna"][1] == plain - 7 + -(-len(SOUND) // base.model.frame_samples)
     assert not np.array_equal(first["anna"][0], first["bea"][0])
+    # Where the language is said, nothing is kept, and the prompt has one position more.
+    assert studio.say("bea", language="english")[1] == plain + 2
     for name in ("_encoded", "_vectors"):
         monkeypatch.delattr(type(studio.store), name)
     again = Studio(base.model, tmp_path)
@@ -260,6 +274,9 @@ def test_what_a_checkpoint_cannot(request: pytest.FixtureRequest, tmp_path: Path
     assert custom.add("anna", recording()) == "BadRequest"
     with pytest.raises(BadSampling, match="it must be 1: this model has no unguided form"):
         custom.store.rows(Open(1, "vivian", 0, {"cfg_scale": 2.0}, 0, False, HOW))
+    for language in ("klingon", "beijing_dialect"):
+        with pytest.raises(BadRequest, match=f"'{language}' is not known; one of chinese, english"):
+            custom.store.speaker(Open(1, "vivian", 0, {}, 0, False, language=language))
 
 
 def test_a_speaker_encoder_that_is_not_known(base: Case) -> None:
@@ -283,6 +300,11 @@ async def test_an_engine_clones(base: Case, tmp_path: Path) -> None:
             speech.end()
             assert (await anext(speech)).samples
             speech.cancel()
+        speech = engine.speak(voice="anna", instruction=HOW, interactive=False)
+        speech.push(TEXT)
+        speech.end()
+        with pytest.raises(BadRequest, match="a Base checkpoint"):
+            await anext(speech)
 
 
 def test_codes_of_a_recording(base: Case) -> None:

@@ -6,7 +6,7 @@ import math
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breeze_rtc.errors import PeerError
@@ -42,7 +42,7 @@ EXAMPLES: tuple[Message, ...] = (
     Ready("nano", 24_000, 960, ("clara", "b"), "free"),
     StartFailed("CheckpointError", "no such file"),
     Open(7, "clara", 2**63 - 1, {"temperature": 0.5}, 0, True),
-    Open(7, "clara", 0, {}, 0, True, "Whisper: “slowly”", 15),
+    Open(7, "clara", 0, {}, 0, True, "Whisper: “slowly”", 15, "english"),
     AddVoice(3, "anna", "What was said.", b"RIFF\0{}"),
     VoiceAdded(3),
     VoiceAdded(3, "BadRecording", "the recording is silent"),
@@ -60,6 +60,7 @@ EXAMPLES: tuple[Message, ...] = (
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(EXAMPLES), max_size=8), st.data())
 def test_what_was_said_is_heard_however_it_is_cut(said: list[Message], data: st.DataObject) -> None:
     """Every message comes out equal and in order, for any cut of the bytes."""

@@ -259,6 +259,13 @@ def test_names_and_transcripts_are_checked(studio: Studio, name: str, transcript
     assert studio.add(name, b"not even looked at", transcript) == error.__name__
 
 
+def test_a_prompt_without_a_language_says_so(studio: Studio) -> None:
+    """For the model's own voice and for a cloned one."""
+    for voice in ("default", "anna"):
+        with pytest.raises(BadRequest, match="not told a language"):
+            studio.store.speaker(Open(1, voice, 0, {}, 0, False, language="german"))
+
+
 def test_a_model_that_needs_the_words_says_so(studio: Studio) -> None:
     """Before the recording is looked at."""
     assert studio.add("bea", b"not even looked at", "  ") == "BadText"
@@ -306,6 +313,8 @@ def test_a_model_that_only_has_voices_of_its_own(tmp_path: Path) -> None:
         store.speaker(Open(1, "anna", 0, {}, 0, False))
     with pytest.raises(BadRequest, match="follows no instructions"):
         store.speaker(Open(1, "default", 0, {}, 0, False, "Slowly."))
+    with pytest.raises(BadRequest, match="not told a language"):
+        store.speaker(Open(1, "default", 0, {}, 0, False, language="german"))
 
 
 def test_the_weights_are_named_by_every_number() -> None:

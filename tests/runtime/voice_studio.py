@@ -58,12 +58,19 @@ class Studio:
         assert self.driver.streams[message.stream].rows == rows
 
     def say(
-        self, voice: str, text: str = TEXT, frames: int = 6, *, instruction: str = "", **sampling: float
+        self,
+        voice: str,
+        text: str = TEXT,
+        frames: int = 6,
+        *,
+        instruction: str = "",
+        language: str = "",
+        **sampling: float,
     ) -> tuple[NDArray[np.float32], int]:
         """The sound of one stream, and how many tokens it had to have encoded."""
         self._streams += 1
         stream = self._streams
-        self.open(3, Open(stream, voice, 7, sampling, 0, False, instruction), text)
+        self.open(3, Open(stream, voice, 7, sampling, 0, False, instruction, language=language), text)
         tokens = self.driver.streams[stream].prompt
         sound = self.driver.speak(stream, frames)
         assert self.driver.streams[stream].error == ""

@@ -93,6 +93,8 @@ async def test_instructions_and_guidance_are_checked(client: httpx.AsyncClient) 
     """Instructions are a text; a guidance scale without them is refused by name."""
     for fields, code in (
         ({"instructions": 3}, "bad_field"),
+        ({"language": 3}, "bad_field"),
+        ({"language": "German"}, "bad_request"),
         ({"instructions": "x" * 1_001}, "bad_text"),
         ({"cfg_scale": 2.0}, "bad_request"),
         ({"reference_scale": 2.0, "instructions": "Slowly."}, "bad_request"),

@@ -125,6 +125,7 @@ class ToneEngine:
         *,
         voice: str | None = None,
         instruction: str = "",
+        language: str = "",
         seed: int | None = None,
         sampling: dict[str, float] | None = None,
         interactive: bool = True,
