@@ -141,6 +141,7 @@ class AgentSession:
             on_speech=self._begins,
             on_end=lambda handle: self._settle_down(),
             on_error=self._recover,
+            on_stall=self._report,
             on_sound=self._echo.made,
             on_done=self._measure,
         )

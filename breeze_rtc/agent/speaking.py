@@ -32,6 +32,8 @@ _SHORT_LEAD_S, _DRY_VOICE_S, _MOST_BOUNDS = 0.8, 0.25, 2.5
 _SILENT_VOICE_S = 1.0
 # A slow voice that makes no more sound for so long, at a pace of 1, is not waited for.
 _STARVED_S = 2.0
+# Longer than a listener without sound waits for sound that is there.
+_STARVED_BESIDE_SOUND_S = 0.2
 _FINALLY_S = 2.0
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
@@ -171,8 +173,8 @@ class Mouth:
 
     text_filter: makes what turns written text into spoken, one for each speech; None: the text is spoken as it is.
     spawn: makes a task of the call.  on_speech: a speech has its first words and may sound.  on_end: a speech is over
-    that was not silenced.  on_error: what went wrong in one.  on_sound: a stream's next PCM, as it is made.
-    on_done: a speech is over, in whatever way.
+    that was not silenced.  on_error: what went wrong in one.  on_stall: what went wrong and was put right.  on_sound: a
+    stream's next PCM, as it is made.  on_done: a speech is over, in whatever way.
     """
 
     def __init__(
@@ -188,6 +190,7 @@ class Mouth:
         on_speech: Callable[[SpeechHandle], None],
         on_end: Callable[[SpeechHandle], None],
         on_error: Callable[[Exception], None],
+        on_stall: Callable[[Exception], None],
         on_sound: Callable[[int, bytes], None],
         on_done: Callable[[SpeechHandle], None],
     ) -> None:
@@ -205,6 +208,7 @@ class Mouth:
         self._on_speech = on_speech
         self._on_end = on_end
         self._on_error = on_error
+        self._on_stall = on_stall
         self._on_sound = on_sound
         self._on_done = on_done
         self._floor = asyncio.Event()
@@ -561,9 +565,12 @@ class Mouth:
                 self._hand_on(handle, handle._reply, is_all=True)
             transcript = handle._transcript
             is_starved = transcript.heard_samples >= transcript.delivered_samples and not transcript.is_complete
-            if self.is_held or not (handle._has_all_text and is_starved):
+            if self.is_held or not is_starved:
                 continue
-            if _now() - handle._moved_at_s >= self._stall_timeout_s and handle._task is not None:
+            starved_s = _now() - handle._moved_at_s
+            if starved_s > _STARVED_BESIDE_SOUND_S and handle._reply is not None and handle._reply.nudge():
+                self._on_stall(StepFailed("voice", f"sound was ready for a listener without any for {starved_s:.1f} s"))
+            if handle._has_all_text and starved_s >= self._stall_timeout_s and handle._task is not None:
                 detail = f"no sound for {self._stall_timeout_s:g} s in the middle of a speech"
                 handle.error = StepFailed("voice", detail)
                 self._on_error(handle.error)

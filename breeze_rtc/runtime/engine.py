@@ -156,6 +156,14 @@ class Speech:
             self._engine._say(EndText(self.stream))
         self._has_all_text = True
 
+    def nudge(self) -> bool:
+        """Wake a reader who sleeps although there is sound, because a wake-up was lost; whether there was one."""
+        waiter = self._inbox.waiter
+        if not self._inbox.chunks or waiter is None or waiter.done():
+            return False
+        waiter.set_result(None)
+        return True
+
     def cancel(self) -> None:
         """Stop at once: what is unread is dropped, the iterator ends, the engine frees what the stream held."""
         self._inbox.chunks.clear()
@@ -237,6 +245,10 @@ class SentenceSpeech:
 
     def _piece_end(self) -> int:
         return piece_end(self._text, self._end_chars, is_first=self._end_chars == 0, is_all=self._has_all_text)
+
+    def nudge(self) -> bool:
+        """See `Speech.nudge`."""
+        return self._piece is not None and self._piece.nudge()
 
     def cancel(self) -> None:
         """See `Speech.cancel`."""

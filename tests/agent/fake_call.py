@@ -54,6 +54,9 @@ class FakeReply:
         self._ended = True
         self._more.set()
 
+    def nudge(self) -> bool:
+        return False
+
     def cancel(self) -> None:
         self.is_cancelled = True
         self._cancelled.set()

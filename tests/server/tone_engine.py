@@ -49,6 +49,9 @@ class ToneSpeech:
         self._has_ended = True
         self._change.set()
 
+    def nudge(self) -> bool:
+        return False
+
     def cancel(self) -> None:
         self.is_cancelled = True
         self._engine.open.pop(self.stream, None)

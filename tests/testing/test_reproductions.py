@@ -357,6 +357,31 @@ def test_a_slow_voice_that_waits_for_its_text_says_what_it_has() -> None:
     run(call())
 
 
+def test_sound_that_is_ready_and_not_taken_is_an_error_and_taken_after_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader of a speech is not woken any more, in the middle of it: the listener is without sound that is there.
+    That is said within 0.3 s, not when they speak, and all is heard.
+
+    Reproduction 25 (pipecat#2941).
+    """
+
+    async def call() -> None:
+        async with Caller(saying("one two three four five six seven eight"), raises=False) as caller:
+            await caller.type("go", waits=False)
+            await caller.first_sound()
+            await caller.wait(0.5)
+            monkeypatch.setattr("breeze_rtc.runtime.engine._Inbox.wake", lambda inbox: None)
+            while not caller.errors:
+                await caller.wait(0.02)
+            silent_from_s = max(word.start_s + word.sounded_s for word in caller.heard_words)
+            assert caller.now - silent_from_s < 0.4
+            assert "sound was ready" in caller.errors[0]
+            monkeypatch.undo()
+            await caller.quiet()
+            assert caller.heard_text == "one two three four five six seven eight"
+
+    run(call())
+
+
 def test_a_wake_up_that_is_lost_silences_nobody_for_long() -> None:
     """The engine is not told that text has come, so the agent says nothing.  The session notices, says that something
     went wrong, and the next turn is answered: nobody waits until they speak.
