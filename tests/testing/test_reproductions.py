@@ -323,6 +323,27 @@ def test_a_voice_slower_than_speech_breaks_off_in_no_sentence(
     run(call())
 
 
+ANSWER = "You can come on Monday at ten. Bring your card and a warm coat."
+
+
+@pytest.mark.parametrize("stalls", [STALLS, {}])
+def test_an_answer_of_a_slow_voice_is_without_any_silence_once_it_has_begun(stalls: dict[int, float]) -> None:
+    """Five seconds, of nine tenths of a second in a second and stalls of 600 ms: all that will be missing is waited for
+    before the first word.
+
+    Reproduction 24 (livekit#3604, pipecat#3222).
+    """
+
+    async def call() -> None:
+        async with Caller(saying(ANSWER), voice=ToneVoice(slowness=11.0, stalls=stalls)) as caller:
+            for _ in range(2):
+                await caller.type("go")
+                assert silences(caller) == ([], [])
+                assert caller.session.history[-1].text.strip() == ANSWER
+
+    run(call())
+
+
 @pytest.mark.parametrize("slowness", [1.0, 5.0])
 def test_a_voice_that_keeps_up_begins_with_its_first_sound(slowness: float) -> None:
     """Twice as fast as speech, or ten times: nothing is kept back, not for a packet."""
