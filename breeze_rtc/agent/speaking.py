@@ -23,7 +23,7 @@ from .transcript import Message, Transcript
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 0.1
+_POLL_S, _SHORTEST_POLL_S = 0.1, 0.02
 # A voice may hold a sentence back until the next one begins.  One with no more sound than this before the ear, that has
 # neither got text nor made sound for as long as that, is given more, up to two and a half times the bound: it may also
 # just be slow.
@@ -544,7 +544,9 @@ class Mouth:
     async def caption(self) -> None:
         """Tell the page, word by word, what has been heard, as long as the call lasts."""
         while True:
-            await asyncio.sleep(_POLL_S)
+            # Looked at often enough for what else is watched, and when the next word will have been heard.
+            next_word_s = min((handle._transcript.next_mark_s for handle in self.speeches), default=_POLL_S)
+            await asyncio.sleep(min(_POLL_S, max(_SHORTEST_POLL_S, next_word_s)))
             self._follow()
             for handle in self.speeches:
                 chars = handle._transcript.heard_chars

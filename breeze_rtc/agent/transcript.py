@@ -12,6 +12,7 @@ most was heard.
 from __future__ import annotations
 
 import bisect
+import math
 import unicodedata
 from dataclasses import dataclass
 from typing import Literal
@@ -125,6 +126,14 @@ class Transcript:
         first, last = max(0, self.heard_samples - samples), min(self.heard_samples + samples, self.delivered_samples)
         ends = [word_floor(self.text, self._chars_at(at)) for at in (first, last)]
         return len(self.text[ends[0] : ends[1]].split())
+
+    @property
+    def next_mark_s(self) -> float:
+        """Until a listener who goes on listening is at the next mark; infinite where none is known."""
+        at = bisect.bisect_right(self._mark_samples, self.heard_samples)
+        if at == len(self._mark_samples):
+            return math.inf
+        return (self._mark_samples[at] - self.heard_samples) / self._sample_rate
 
     @property
     def unheard_s(self) -> float:

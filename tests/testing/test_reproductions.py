@@ -170,9 +170,9 @@ def test_captions_do_not_lead_the_ear() -> None:
             captions = [(at, said["chars"]) for at, said in caller.call.messages if said["type"] == "heard"]
             lags = [at - ends[chars] for at, chars in captions if chars in ends]
             assert len(lags) > 30
-            # Captions are made ten times a second; the reader of tones and the playhead are good to 20 ms each.
+            # The reader of tones and the playhead are good to 20 ms each.
             assert min(lags) > -0.04
-            assert max(lags) < 0.1 + 0.04
+            assert max(lags) < 0.04
 
     run(call())
 
