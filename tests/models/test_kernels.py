@@ -75,16 +75,28 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def fused_depth() -> Iterator[ModuleType]:
-    """The module over interpreted kernels; nobody else in this process gets those."""
-    names = ("breeze_rtc.models.kernels", "breeze_rtc.models.fused_depth")
-    before = {name: sys.modules.pop(name, None) for name in names}
+    """The module over interpreted kernels; nobody else in this process gets those.
+
+    Triton decides when it is imported whether its own functions are interpreted, and `torch.compile` may have done so.
+    """
+    before = _without_triton()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        yield coarse(importlib.import_module(names[1]))
-    for name, module in before.items():
-        sys.modules.pop(name, None)
-        if module is not None:
-            sys.modules[name] = module
+        yield coarse(importlib.import_module("breeze_rtc.models.fused_depth"))
+    # Kept for the interpreter's end to take apart, or the library complains of what still holds it.
+    sys.modules.update({f"interpreted {name}": module for name, module in _without_triton().items()})
+    sys.modules.update(before)
+
+
+def _without_triton() -> dict[str, ModuleType]:
+    """Forget Triton and what is made with it, but for its library, which bears being loaded once; what was there."""
+    ours = ("breeze_rtc.models.kernels", "breeze_rtc.models.fused_depth")
+    names = [
+        name
+        for name in sys.modules
+        if name in ours or (name.split(".")[0] == "triton" and not name.startswith("triton._C"))
+    ]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 def coarse(fused_depth: ModuleType) -> ModuleType:
