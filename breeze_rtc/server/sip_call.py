@@ -11,7 +11,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from ipaddress import ip_address, ip_network
 
 from breeze_rtc.clock import MS, SECOND, Clock
@@ -59,11 +59,11 @@ class SipDoor:
         sip: Sip,
         *,
         desk: Callable[[], Desk | None],
-        hold: Callable[[SipCall], Awaitable[None]],
+        holds_line: Callable[[SipCall], AbstractContextManager[None]],
         pacer: Pacer,
         clock: Clock,
     ) -> None:
-        """desk: what one more call needs; None when there is no room.  hold: takes a call for as long as it lasts."""
+        """desk: what one more call needs; None when there is no room.  holds_line: the call counts inside of it."""
         host, port = host_of(sip.listen)
         if not host or port is None:
             host, _, zero = sip.listen.rpartition(":")
@@ -80,7 +80,7 @@ class SipDoor:
         except ValueError as error:
             raise BadRequest(f"no network that may call: {error}") from None
         self._desk = desk
-        self._hold = hold
+        self._holds_line = holds_line
         self._calls: dict[Call, SipCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._udp: asyncio.DatagramTransport | None = None
@@ -142,28 +142,28 @@ class SipDoor:
 
         Raises `BadRequest` for what cannot be called, and `NoAnswer`, whose state says what SIP does.
         """
-        desk = self._desk()
-        if desk is None:
-            raise BadRequest("there is no line free, or the engine does not run")
         uri = self._uri(to)
         try:
             await self._look_up(self.agent.hop_to(uri).host)
         except PeerError as error:
             raise BadRequest(str(error)) from error
+        desk = self._desk()
+        if desk is None:
+            raise BadRequest("there is no line free, or the engine does not run")
         line = SipCall(self, desk)
-        try:
-            here = self._local(self.agent.hop_to(uri))
-            port = await line.open_media(self.host, self._sip.rtp_ports)
-            line.call = self.agent.call(uri, line.offer(here[0], port), self.clock.now())
-            self._calls[line.call] = line
-            self.flush()
-            await line.answered(to)
-        except BaseException:
-            line.stop()
-            line.let_go()
-            raise
-        await self._hold(line)
-        return line.reason
+        with self._holds_line(line):
+            try:
+                here = self._local(self.agent.hop_to(uri))
+                port = await line.open_media(self.host, self._sip.rtp_ports)
+                line.call = self.agent.call(uri, line.offer(here[0], port), self.clock.now())
+                self._calls[line.call] = line
+                self.flush()
+                await line.answered(to)
+            except BaseException:
+                line.stop()
+                line.let_go()
+                raise
+            return await self._converse(line)
 
     # --- for calls
 
@@ -226,19 +226,25 @@ class SipDoor:
             self._refuse(call, 488)
             return
         line = self._calls[call] = SipCall(self, desk, call)
-        try:
-            port = await line.open_media(self.host, self._sip.rtp_ports)
-            if call.state is State.OVER:  # The caller has given up meanwhile.
+        with self._holds_line(line):
+            try:
+                port = await line.open_media(self.host, self._sip.rtp_ports)
+                if call.state is State.OVER:  # The caller has given up meanwhile.
+                    return
+                line.accept(said, port)
+            except BadRequest as error:
+                log.warning("a SIP call is refused: %s", error)
+                self._refuse(call, 503)
                 return
-            line.accept(said, port)
-        except BadRequest as error:
-            log.warning("a SIP call is refused: %s", error)
-            self._refuse(call, 503)
-            return
-        finally:
-            if call.state is State.OVER:
-                line.let_go()
-        await self._hold(line)
+            finally:
+                if call.state is State.OVER:
+                    line.let_go()
+            await self._converse(line)
+
+    async def _converse(self, line: SipCall) -> str:
+        reason = await line.hold()
+        log.info("a telephone call ended: %s", reason)
+        return reason
 
     def _refuse(self, call: Call, status: int) -> None:
         self.agent.refuse(call, status, self.clock.now())

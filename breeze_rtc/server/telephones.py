@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from urllib.parse import urlencode
 
 from starlette.routing import BaseRoute
@@ -69,7 +69,9 @@ class Telephones:
             except OSError as error:
                 raise BadRequest(f"cannot answer AudioSocket at {host}:{port}: {error.strerror}") from error
         if self.phone.sip is not None:
-            door = SipDoor(self.phone.sip, desk=self._desk, hold=self._hold, pacer=self._pacer, clock=self._clock)
+            door = SipDoor(
+                self.phone.sip, desk=self._desk, holds_line=self._holds_line, pacer=self._pacer, clock=self._clock
+            )
             try:
                 await door.open()
             except BadRequest:
@@ -136,8 +138,10 @@ class Telephones:
             return
         # Asterisk asks for a protocol by the name in its settings, and wants to have it.
         offered = socket.scope.get("subprotocols") or [None]
-        await socket.accept(offered[0])
-        await self._hold(CarrierCall(socket, carrier, desk))
+        call = CarrierCall(socket, carrier, desk)
+        with self._holds_line(call):
+            await socket.accept(offered[0])
+            log.info("a telephone call ended: %s", await call.hold())
 
     def _audio_socket_call(self, transport: asyncio.WriteTransport) -> AudioSocketCall | None:
         """A call that Asterisk brings over TCP."""
@@ -145,14 +149,22 @@ class Telephones:
         if desk is None:
             return None
         call = AudioSocketCall(transport, desk, pacer=self._pacer)
-        holding = asyncio.create_task(self._hold(call))
+        line = ExitStack()
+        line.enter_context(self._holds_line(call))
+        holding = asyncio.create_task(self._hold(call, line))
         self._holding.add(holding)
         holding.add_done_callback(self._holding.discard)
         return call
 
-    async def _hold(self, call: TelephoneCall) -> None:
+    async def _hold(self, call: AudioSocketCall, line: ExitStack) -> None:
+        with line:
+            log.info("a telephone call ended: %s", await call.hold())
+
+    @contextmanager
+    def _holds_line(self, call: TelephoneCall) -> Iterator[None]:
+        """Enter it where `desk` has just said that there is room, with nothing awaited in between: others call, too."""
         self._began(call)
         try:
-            log.info("a telephone call ended: %s", await call.hold())
+            yield
         finally:
             self._ended(call)

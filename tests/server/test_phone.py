@@ -7,7 +7,7 @@ import json
 import socket
 import wave
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -318,6 +318,15 @@ async def test_a_full_server_refuses_the_call_before_it_is_taken() -> None:
                 async with calling(hall):
                     pass
         await hall.is_free()
+
+
+async def test_calls_of_one_moment_share_the_lines_there_are() -> None:
+    """Three sockets before one of them is open: one is taken."""
+    async with ringing(Agent(), max_calls=1) as hall, AsyncExitStack() as sockets:
+        asked = [sockets.enter_async_context(calling(hall)) for _ in range(3)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert sum(isinstance(answer, InvalidStatus) for answer in answers) == 2
+        assert len(hall.server._calls) == 1
 
 
 async def test_asterisk_gets_the_protocol_it_asks_for_and_what_its_dialplan_adds_is_known() -> None:

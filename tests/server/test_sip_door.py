@@ -91,6 +91,21 @@ async def test_a_call_that_nobody_takes_says_why() -> None:
         assert not ours.server.sip._calls
 
 
+async def test_calls_of_one_moment_share_the_lines_there_are() -> None:
+    """Three invitations before one of them has its ports: one is taken, and the others hear that it is busy."""
+    there = Agent("one two three")
+    async with office(Agent()) as ours, office(there, max_calls=1) as theirs:
+        calls = [asyncio.create_task(ours.server.dial("sip", uri(theirs), caller="")) for _ in range(3)]
+        await until(lambda: sum(call.done() for call in calls) == 2)
+        assert ["486" in str(call.exception()) for call in calls if call.done()] == [True, True]
+        await until(lambda: bool(there.sessions))
+        assert len(theirs.server._calls) == 1
+        await there.sessions[0].close()
+        await asyncio.wait(calls)
+        await ours.is_free()
+        await theirs.is_free()
+
+
 async def test_a_server_that_stops_hangs_up() -> None:
     here, there = Agent("one " * 50), Agent("two " * 50)
     async with office(there) as theirs:
