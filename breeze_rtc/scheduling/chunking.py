@@ -58,9 +58,17 @@ def next_chunk(
     Grows by one rung at a time and not beyond `longest`; falls back at once when there is no room.
     codec_cost_ns(frames) is the time of the codec step that carries the chunk.
     """
-    longest = min(longest, next_rung(ladder, last=last, longest=longest))
-    for rung in reversed(ladder):
-        if rung <= longest and rung * frame_cost_ns + codec_cost_ns(rung) <= room_ns:
+    allowed = 0
+    for rung in ladder:
+        if rung > longest:
+            break
+        allowed += 1
+        if rung > last:
+            break
+    while allowed:
+        allowed -= 1
+        rung = ladder[allowed]
+        if rung * frame_cost_ns + codec_cost_ns(rung) <= room_ns:
             return rung
     return ladder[0]
 

@@ -95,7 +95,7 @@ class _Pace:
         self.mean_sum += ratio - self.mean_sum // MEAN_STEPS
         if duration_ns > predicted_ns:
             self.margin = min(self.margin + COVERED_TENTHS * MARGIN_UNIT, LARGEST_MARGIN)
-        else:
+        elif self.margin > ONE:
             self.margin = max(self.margin - (10 - COVERED_TENTHS) * MARGIN_UNIT, ONE)
 
     def follow(self, ratio: int) -> None:

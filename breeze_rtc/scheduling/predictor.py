@@ -149,10 +149,11 @@ class Predictor:
         duration_ns = samples_to_ns(samples, self._sample_rate)
         if not self.delivered:
             self._began_ns = now
-        self._deliveries.append((now, duration_ns, self.delivered, self._estimate_ns))
+        estimate_ns, dry_ns, arrives_ns = self._estimate_ns, self._dry_ns, now + self._path_ns
+        self._deliveries.append((now, duration_ns, self.delivered, estimate_ns))
         self.delivered += samples
-        self._estimate_ns = max(self._estimate_ns, now) + duration_ns
-        self._dry_ns = max(self._dry_ns, now + self._path_ns) + duration_ns
+        self._estimate_ns = (estimate_ns if estimate_ns > now else now) + duration_ns
+        self._dry_ns = (dry_ns if dry_ns > arrives_ns else arrives_ns) + duration_ns
         self._settle()
 
     def report(self, report: PlaybackReport, now: int) -> int | None:
