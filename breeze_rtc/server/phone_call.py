@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from breeze_rtc.runtime.engine import Engine
 from breeze_rtc.server.call import MeteredSink
 from breeze_rtc.server.metrics import Metrics
 from breeze_rtc.server.phone import Phone
-from breeze_rtc.transport.audio_socket import HANG_UP, AudioSocketLine, message
+from breeze_rtc.transport.audio_socket import HANG_UP, MAX_UNSENT_BYTES, AudioSocketLine, message
 from breeze_rtc.transport.caller import BLOCK, RATE, CallerVoice
 from breeze_rtc.transport.carrier import CARRIERS, Out
 from breeze_rtc.transport.pacer import Pacer
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 
 START_S = 10.0
 """A carrier says what call it brings at once."""
+SENT_BYTES = 8_192
+"""Half a second of AudioSocket's sound: more is not given to the system."""
 SILENT_S = 20.0
 """Carriers send sound, marks or both all the time; one that says nothing for so long is gone, whatever its socket
 thinks."""
@@ -405,7 +408,9 @@ class AudioSocketCall:
             await self._call.hold(self._converse(), self._watch())
         finally:
             self._metrics.gaps.inc(self._line.sink.gaps)
-            if not self._transport.is_closing():
+            if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+                self._transport.abort()  # Nobody will ever take what is left.
+            elif not self._transport.is_closing():
                 self._transport.write(message(HANG_UP))
                 self._transport.close()
         return self._call.reason
@@ -451,6 +456,8 @@ class AudioSocketConnection(asyncio.Protocol):
         self._call: AudioSocketCall | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # What our own system held, too, would hide for as long that the other end is dead.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_BYTES)
         # uvloop's are none by name.
         self._call = self._open_call(cast(asyncio.WriteTransport, transport))
         if self._call is None:

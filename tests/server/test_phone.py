@@ -516,6 +516,18 @@ async def test_an_agent_that_ends_an_audiosocket_call_hangs_up() -> None:
         await hall.is_free()
 
 
+async def test_an_asterisk_that_stops_dead_is_let_go() -> None:
+    """Its connection stays open, and takes nothing any more once its system's buffer is full, a small one here."""
+    port = free_port()
+    async with ringing(Agent(LONG), Phone("http://localhost", audio_socket=("127.0.0.1", port))) as hall:
+        with socket.socket() as dead:
+            dead.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            dead.connect(("127.0.0.1", port))
+            dead.sendall(message(0x01, bytes(16)))
+            await until(lambda: len(hall.server._calls) == 1)
+            await hall.is_free()
+
+
 async def test_a_voice_over_audiosocket_interrupts() -> None:
     agent = Agent(LONG)
     port = free_port()
