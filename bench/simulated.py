@@ -30,7 +30,6 @@ from breeze_rtc.scheduling.step import Stage, StageSpec
 SAMPLE_RATE, FRAME_SAMPLES = 24_000, 1_920
 FRAME_S = FRAME_SAMPLES / SAMPLE_RATE
 CHARS_PER_S, CHARS_PER_TOKEN = 14.5, 4
-RESULTS = Path(__file__).resolve().parent / "results"
 
 NEAR = SimulatedListener(network_ns=6 * MS, jitter_ns=2 * MS)
 """A client of a load test: 6 to 8 ms away, plays what comes as it comes, says nothing."""

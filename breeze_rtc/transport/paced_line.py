@@ -7,6 +7,7 @@ heard.  How a slot is put on the wire, and where the ear is, the kind of line sa
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
@@ -25,7 +26,7 @@ TELL_SLOTS = 5
 """Positions are told ten times a second."""
 
 
-class PacedLine:
+class PacedLine(ABC):
     """To an agent's session it is the sink, the listener's position and the microphone of one call."""
 
     def __init__(
@@ -79,17 +80,17 @@ class PacedLine:
     # --- what kind of line it is
 
     @property
+    @abstractmethod
     def path_delay_ns(self) -> int:
         """From a slot's time to the ear."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _ear_ticks(self) -> int:
         """Where the ear is, in ticks of the call's sound."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _put(self, slot: Slot) -> None:
         """Put 20 ms on the wire."""
-        raise NotImplementedError
 
     # ---
 
