@@ -235,7 +235,6 @@ class VoiceServer:
         """A file for the next call, named by the time (UTC) and a number."""
         if self._recordings is None:
             return None
-        self._recordings.mkdir(parents=True, exist_ok=True)
         began = datetime.fromtimestamp((self._clock.now() + wall_offset_ns()) / SECOND, UTC)
         return self._recordings / f"{began:%Y%m%dT%H%M%S}-{next(self._numbers)}.wav"
 
@@ -254,7 +253,6 @@ class VoiceServer:
         except HttpError as error:
             await refuse(socket, error.code, error.message, error.fix)
             return
-        await socket.accept()
         self._pages[call.token] = call
         try:
             await self._hold(call, socket)
@@ -269,7 +267,6 @@ class VoiceServer:
             self.metrics.refused.labels("call_gone").inc()
             await refuse(socket, "call_gone", "this call has ended", "Start a new call.")
             return
-        await socket.accept()
         await call.serve(socket, received=int(received))
 
     def _page_voices(self) -> tuple[str, ...]:

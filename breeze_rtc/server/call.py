@@ -76,7 +76,7 @@ _SAY: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 class PageCall:
-    """One page's call, from its accepted socket to its end: `await PageCall(...).hold(socket)`.
+    """One page's call, from its socket to its end: `await PageCall(...).hold(socket)`.
 
     To the agent's session it is the `Call`: a sink, the listener's position, a microphone, and messages to the page.
     """
@@ -247,10 +247,16 @@ class PageCall:
         return self._end_reason
 
     async def serve(self, socket: WebSocket, *, received: int = 0) -> None:
-        """Speak with the page through `socket` until that closes, another takes its place, or the call ends.
+        """Accept `socket`, and speak with the page until it closes, another takes its place, or the call ends.
 
         `received` says how many messages the page has had before; those after that are sent again, then hello.
         """
+        try:
+            await socket.accept()
+        except (RuntimeError, WebSocketDisconnect, OSError):
+            if self._socket is None and self._gone_at is None:  # It never had one.
+                self.end(1000, "the page left")
+            return
         if self._said_count:
             self._metrics.reconnections.labels("socket").inc()
         before, self._socket, self._gone_at = self._socket, socket, None
@@ -587,7 +593,7 @@ async def _hang_up(socket: WebSocket, code: int, reason: str) -> None:
 
 async def refuse(socket: WebSocket, code: str, message: str, fix: str) -> None:
     """Tell a page that its call cannot be held, in the protocol's own words, and hang up."""
-    await socket.accept()
     with suppress(RuntimeError, WebSocketDisconnect, OSError):
+        await socket.accept()
         await socket.send_text(signaling.error(code, message, fix))
         await socket.close(1013, message[:120])

@@ -193,10 +193,8 @@ class Conversation:
             log.error("a telephone call failed", exc_info=errors)
             self.reason = "the server failed; its log says how"
         finally:
-            self.end(self.reason)
+            self.let_go()
             self._metrics.calls.dec()
-            if self.recording is not None:
-                self.recording.close()
         self._metrics.calls_ended.labels(self.reason.split(":")[0]).inc()
 
     async def converse(self, metadata: Mapping[str, str]) -> None:
@@ -226,6 +224,12 @@ class Conversation:
             self.closed.set()
         self._line.close()
 
+    def let_go(self) -> None:
+        """End it, and free what it used; for a call that is never held, too."""
+        self.end(self.reason)
+        if self.recording is not None:
+            self.recording.close()
+
     def _first_packet(self, stream: int) -> None:
         if self._turn_at is not None:
             self._metrics.first_packet.observe((self._clock.now() - self._turn_at) / SECOND)
@@ -233,7 +237,7 @@ class Conversation:
 
 
 class CarrierCall:
-    """One call over a carrier's accepted WebSocket: `await CarrierCall(...).hold()`."""
+    """One call over a carrier's WebSocket, which is accepted here: `await CarrierCall(...).hold()`."""
 
     def __init__(self, socket: WebSocket, carrier: str, desk: Desk) -> None:
         """carrier: one of `CARRIERS`.  What the socket's address brings along becomes metadata of the call."""
@@ -344,6 +348,12 @@ class CarrierCall:
             self._call.end("the carrier's socket is dead")
 
     async def _read(self) -> None:
+        # Asterisk asks for a protocol by the name in its settings, and wants to have it.
+        offered = self._socket.scope.get("subprotocols") or [None]
+        try:
+            await self._socket.accept(offered[0])
+        except (RuntimeError, WebSocketDisconnect, OSError):
+            return self._call.end("the caller hung up")
         second = count = 0
         while True:
             try:

@@ -108,7 +108,7 @@ class SipDoor:
         if self.agent.account is not None:
             try:
                 await self._look_up(self.agent.hop_to(self.agent.account.registrar).host)
-            except PeerError as error:
+            except (PeerError, BadRequest) as error:
                 await self.close()
                 raise BadRequest(f"--sip-account: {error}") from error
             self.agent.register(self.clock.now())
@@ -159,11 +159,9 @@ class SipDoor:
                 self._calls[line.call] = line
                 self.flush()
                 await line.answered(to)
-            except BaseException:
-                line.stop()
+                return await self._converse(line)
+            finally:
                 line.let_go()
-                raise
-            return await self._converse(line)
 
     # --- for calls
 
@@ -232,14 +230,11 @@ class SipDoor:
                 if call.state is State.OVER:  # The caller has given up meanwhile.
                     return
                 line.accept(said, port)
+                await self._converse(line)
             except BadRequest as error:
                 log.warning("a SIP call is refused: %s", error)
-                self._refuse(call, 503)
-                return
             finally:
-                if call.state is State.OVER:
-                    line.let_go()
-            await self._converse(line)
+                line.let_go()
 
     async def _converse(self, line: SipCall) -> str:
         reason = await line.hold()
@@ -408,12 +403,9 @@ class SipCall:
             raise NoAnswer(to, state)
 
     async def hold(self) -> str:
-        """Hold the call until it ends; returns why, in a few words.  Everything it used is free then."""
+        """Hold the call until it ends; returns why, in a few words.  Then `let_go`."""
         assert self.call is not None
-        try:
-            await self._conversation.hold(self._conversation.converse(self._metadata()), self._watch())
-        finally:
-            self.let_go()
+        await self._conversation.hold(self._conversation.converse(self._metadata()), self._watch())
         return self._conversation.reason
 
     def stop(self) -> None:
@@ -422,9 +414,9 @@ class SipCall:
         self._hang_up()
 
     def let_go(self) -> None:
-        """Hang up, and free what the call used."""
+        """Hang up, and free what the call used; a caller who was not answered is refused."""
         self._metrics.gaps.inc(self.line.sink.gaps)
-        self.line.close()
+        self._conversation.let_go()
         self._hang_up()
         self._close_sockets()
         self._door.forget(self)
@@ -480,6 +472,8 @@ class SipCall:
             except PeerError as error:
                 self._conversation.end(str(error))
                 self._hang_up()
+                if not self._taken.done():
+                    self._taken.set_result(str(error))
                 return
         assert self.call is not None
         if self.call.round_trip_ns is not None:

@@ -136,11 +136,8 @@ class Telephones:
         if desk is None:
             await socket.close(1013)  # Before accept: the carrier is refused, and can try another server.
             return
-        # Asterisk asks for a protocol by the name in its settings, and wants to have it.
-        offered = socket.scope.get("subprotocols") or [None]
         call = CarrierCall(socket, carrier, desk)
         with self._holds_line(call):
-            await socket.accept(offered[0])
             log.info("a telephone call ended: %s", await call.hold())
 
     def _audio_socket_call(self, transport: asyncio.WriteTransport) -> AudioSocketCall | None:

@@ -32,7 +32,7 @@ _PIECE = RATE // 2
 
 
 class CallRecording:
-    """Takes both sides as they come.  A disk that is full ends the recording and not the call."""
+    """Takes both sides as they come.  A disk that is full, or has no place for it, ends the recording and not the call."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -132,6 +132,7 @@ class CallRecording:
         self._written = upto
 
     def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open("wb")
         self._wave = wave.Wave_write(self._file)
         self._wave.setnchannels(2)

@@ -21,7 +21,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from breeze_rtc.agent.session import AgentSession, Callbacks, UserTurn
+from breeze_rtc.server.app import create_app
 from breeze_rtc.server.call import TAKEN_OVER
+from breeze_rtc.server.phone import Phone
 
 
 async def enter(session: AgentSession) -> AsyncGenerator[str, None]:
@@ -540,3 +542,38 @@ async def test_a_server_that_stops_ends_its_calls() -> None:
         await socket.recv()
     await asyncio.wait_for(socket.wait_closed(), 10)
     assert socket.close_code is not None
+
+
+@pytest.mark.parametrize("path", ["/call", "/phone/secret/twilio"])
+async def test_a_socket_that_dies_while_it_is_accepted_leaves_its_line(path: str) -> None:
+    """By the server's own protocol, for no client dies at that moment for sure: what it is given cannot be sent."""
+
+    async def receive() -> dict[str, str]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        raise OSError("the connection is gone")
+
+    scope = {"type": "websocket", "path": path, "query_string": b"", "headers": [], "client": ("192.0.2.1", 5_000)}
+    phone = Phone("https://agent.example.org", key="secret")
+    async with serving(Callbacks(), phone=phone, max_calls=1) as hall:
+        app = create_app(hall.server, has_lifespan=False)
+        async with asyncio.timeout(5):
+            await app(scope, receive, send)
+        await hall.is_free()
+        assert not hall.server._pages
+        assert not hall.server._by_address
+        async with hall.page() as page:
+            await page.one("hello")
+
+
+async def test_a_call_goes_on_where_it_cannot_be_written_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The folder cannot be made: the log says so, and the caller hears nothing of it."""
+    (tmp_path / "taken").write_text("a file")
+    async with serving(TALKS, recordings=tmp_path / "taken" / "calls") as hall:
+        async with hall.page() as page:
+            await page.call()
+            await page.one("speech_end")
+            await until(lambda: "ends here" in caplog.text)
+            assert not page.close_reason
+        await hall.is_free()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -117,6 +118,40 @@ async def test_a_server_that_stops_hangs_up() -> None:
         await asyncio.gather(calling, return_exceptions=True)
 
 
+def answer_to(asked: str, status: str, more: str = "", body: str = "") -> bytes:
+    kept = "".join(f"{line}\r\n" for line in asked.split("\r\n") if re.match("Via|From|To|Call-ID|CSeq", line))
+    return f"SIP/2.0 {status}\r\n{kept}{more}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+class VideoTelephone(asyncio.DatagramProtocol):
+    """Takes each call, with pictures and no sound."""
+
+    def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
+        self.transport = transport
+
+    def datagram_received(self, data: bytes, address: tuple[str, int]) -> None:
+        text = data.decode()
+        host, port = self.transport.get_extra_info("sockname")
+        if text.startswith("INVITE "):
+            contact = f"Contact: <sip:video@{host}:{port}>\r\nContent-Type: application/sdp\r\n"
+            body = f"v=0\r\no=- 1 1 IN IP4 {host}\r\ns=-\r\nc=IN IP4 {host}\r\nt=0 0\r\nm=video 9 RTP/AVP 96\r\n"
+            self.transport.sendto(answer_to(text, "200 OK", contact, body), address)
+        elif text.startswith("BYE "):
+            self.transport.sendto(answer_to(text, "200 OK"), address)
+
+
+async def test_a_telephone_that_takes_the_call_without_sound_is_given_up_at_once() -> None:
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(VideoTelephone, local_addr=("127.0.0.1", 0))
+    port = transport.get_extra_info("sockname")[1]
+    async with office(Agent(), max_calls=1) as hall:
+        async with asyncio.timeout(10):
+            with pytest.raises(NoAnswer, match=r"no G\.711 audio"):
+                await hall.server.dial("sip", f"sip:video@127.0.0.1:{port}", caller="")
+        await hall.is_free()
+    transport.close()
+
+
 class Registrar(asyncio.DatagramProtocol):
     """Asks for the password, and says 200 to whoever knows it."""
 
@@ -148,8 +183,7 @@ class Registrar(asyncio.DatagramProtocol):
             else:
                 self.refused += 1
                 status, more = "403 Forbidden", ""
-        kept = "".join(f"{line}\r\n" for line in text.split("\r\n") if re.match("Via|From|To|Call-ID|CSeq", line))
-        self.transport.sendto(f"SIP/2.0 {status}\r\n{kept}{more}Content-Length: 0\r\n\r\n".encode(), address)
+        self.transport.sendto(answer_to(text, status, more), address)
 
 
 @pytest.mark.parametrize(("password", "status"), [("secret", 200), ("wrong", 403)])
@@ -172,6 +206,19 @@ async def test_an_address_that_is_taken_is_said_in_words() -> None:
         with pytest.raises(BadRequest, match=r"cannot answer SIP at 127\.0\.0\.1"):
             async with serving(Agent().callbacks, phone=phone):
                 pass
+
+
+async def test_a_door_that_cannot_register_leaves_its_address() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    lost = Phone("https://a.example", sip=Sip(address, "sip:agent@nowhere.invalid", "secret"))
+    with pytest.raises(BadRequest, match=r"--sip-account: nowhere\.invalid has no address"):
+        async with serving(Agent().callbacks, phone=lost):
+            pass
+    await asyncio.sleep(0)  # asyncio closes a datagram socket in the loop's next round.
+    async with serving(Agent().callbacks, phone=Phone("https://a.example", sip=Sip(address))) as hall:
+        assert hall.server.sip is not None
 
 
 @pytest.mark.skipif(bool(sipp.MISSING), reason=sipp.MISSING or "SIPp is there")
