@@ -32,7 +32,7 @@ _PIECE = RATE // 2
 
 
 class CallRecording:
-    """Takes both sides as they come.  A disk that is full, or has no place for it, ends the recording and not the call."""
+    """Takes both sides as they come.  A disk that takes no more ends the recording, not the call."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
