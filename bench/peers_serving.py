@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from breeze_rtc.models import checkpoint, csm
+from breeze_rtc.models import checkpoint, csm, published
 from breeze_rtc.models.mimi import MimiConfig
 from breeze_rtc.models.prompt import PromptFrontend, Voice
 from breeze_rtc.models.qwen3_tts import _talker, qwen3_tts_config
@@ -319,7 +319,7 @@ def write_csm(folder: Path, generator: torch.Generator) -> None:
     assert isinstance(config.codec, MimiConfig)
     save_file({}, folder / "model.safetensors")
     sources = [*csm._language(config, Weights(folder)), *csm._codec(config.codec)]
-    sources += checkpoint._encoder(csm.csm_encoder_config(CSM, folder), "codec_model.encoder", "codec_model.")
+    sources += published.encoder_sources(csm.csm_encoder_config(CSM, folder), "codec_model.encoder", "codec_model.")
     weights = {name: random_tensor(name, shape, generator) for source in sources for name, shape in source.pieces}
     # Nobody's speech ends, and nobody speaks ids that are no codes, which transformers does not rule out.
     weights["lm_head.weight"][[0, 2048, 2049, 2050]] = 0
@@ -342,7 +342,7 @@ def write(folder: Path, config: Any, codec_name: str, sources: Iterable[Any], ge
     decoder = checkpoint.published_codec(CODEC_FILE, 16, codec_folder)
     main, codec = (
         {name: random_tensor(name, shape, generator) for source in parts for name, shape in source.pieces}
-        for parts in (sources, checkpoint._breeze_codec(decoder))
+        for parts in (sources, published.codec_sources(decoder))
     )
     save_file(main, folder / "model.safetensors", {"format": "pt"})
     save_file(codec, codec_folder / "model.safetensors")

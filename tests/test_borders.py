@@ -55,6 +55,14 @@ def under(module: str, roots: set[str]) -> bool:
     return any(module == root or module.startswith(root + ".") for root in roots)
 
 
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_nothing_that_another_keeps_to_itself(path: Path) -> None:
+    """A name with an underscore is its module's own."""
+    own = {name for name in imports_of(path) if name.startswith("breeze_rtc.")}
+    private = {name for name in own if any(part.startswith("_") and part[:2] != "__" for part in name.split("."))}
+    assert not private, f"{path.name} imports {sorted(private)}"
+
+
 @pytest.mark.parametrize("part", FORBIDDEN)
 def test_a_part_imports_only_downwards(part: str) -> None:
     """No file of a part imports what stands above or beside it."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,32 +24,31 @@ from torch import Tensor
 
 from breeze_rtc.errors import BadRequest, CheckpointError
 from breeze_rtc.models.backbone import BackboneConfig
-from breeze_rtc.models.checkpoint import (
-    WIDENED,
-    _block,
-    _blocks,
-    _conv,
-    _encoder,
-    _get,
-    _means,
-    _mimi_layer,
-    _rope,
-    _tokenizer,
-    _upsample,
-    read_encoder,
-    reference_encoder_config,
-)
 from breeze_rtc.models.depth import DepthConfig
 from breeze_rtc.models.mimi import STEPS, MimiConfig
 from breeze_rtc.models.presets import ModelConfig
-from breeze_rtc.models.prompt import Voice, sanitise
+from breeze_rtc.models.prompt import Voice, added_tokens, sanitise
 from breeze_rtc.models.prompt_table import PromptTableConfig
-from breeze_rtc.models.quantised import narrow, narrowed
-from breeze_rtc.models.qwen3_prompts import _added
+from breeze_rtc.models.published import (
+    block_config,
+    block_sources,
+    codebook_means,
+    conv_sources,
+    encoder_sources,
+    expect,
+    fill,
+    mimi_layer_sources,
+    read_encoder,
+    reference_encoder_config,
+    required,
+    rope_config,
+    sampling_config,
+    tokenizer_at,
+    upsample_sources,
+)
 from breeze_rtc.models.reference_encoder import ReferenceEncoder, ReferenceEncoderConfig
-from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speech_model import SpeechModel, TextFrontend, TextSegment
-from breeze_rtc.models.weights import Source, Weights, read, read_json
+from breeze_rtc.models.weights import Source, Weights
 
 VOICES = tuple(map(str, range(10)))
 """Speakers of a conversation.  What each sounds like is not fixed by the number: without a recording, the model makes
@@ -93,7 +91,7 @@ class CsmPrompts:
 
     def sanitised(self, text: str) -> tuple[str, list[int]]:
         """Without what the tokenizer reads as tokens of its own; see `sanitise`."""
-        return sanitise(text, _added(self._tokenizer()))
+        return sanitise(text, added_tokens(self._tokenizer()))
 
     def turn(self, speaker: str, text: str) -> tuple[tuple[int, ...], list[int]]:
         """Tokens of a turn, and how many characters of its text have been read with each."""
@@ -153,9 +151,9 @@ def load_csm(
     path = folder / "config.json"
     ours = csm_config(config, folder)
     prompts = CsmPrompts(
-        _tokenizer(folder / "tokenizer.json"),
-        audio=_get(config, "audio_token_id", path),
-        audio_end=_get(config, "audio_eos_token_id", path),
+        tokenizer_at(folder / "tokenizer.json"),
+        audio=required(config, "audio_token_id", path),
+        audio_end=required(config, "audio_eos_token_id", path),
     )
 
     def frontend(voice: str) -> TextFrontend:
@@ -163,7 +161,9 @@ def load_csm(
 
     def encoder() -> ReferenceEncoder:
         it = csm_encoder_config(config, folder)
-        return read_encoder(it, _weights(folder, config), list(_encoder(it, "codec_model.encoder", "codec_model.")))
+        return read_encoder(
+            it, _weights(folder, config), list(encoder_sources(it, "codec_model.encoder", "codec_model."))
+        )
 
     with torch.device("meta"):
         model = SpeechModel(
@@ -172,16 +172,17 @@ def load_csm(
             prompts=prompts,
             encoder=encoder,
             voices=VOICES,
-            sampling=_sampling(folder / "generation_config.json"),
+            sampling=sampling_config(
+                folder / "generation_config.json",
+                depth_draws="depth_decoder_do_sample",
+                depth_temperature="depth_decoder_temperature",
+                repetition_penalty=1.0,
+            ),
         )
-    if weights:
-        narrow(model, weights)
     stored = _weights(folder, config)
     assert isinstance(ours.codec, MimiConfig)
     parts = [(stored, [*_language(ours, stored), *_codec(ours.codec)])]
-    kept = partial(narrowed, kind=weights) if weights else None
-    state = read(parts, torch.device(device), widened=WIDENED, kept=kept, told=told)
-    model.load_state_dict(state, assign=True)
+    fill(model, parts, device=device, weights=weights, told=told)
     return model
 
 
@@ -195,51 +196,53 @@ def _weights(folder: Path, config: dict[str, Any]) -> Weights:
 def csm_config(config: dict[str, Any], folder: Path) -> ModelConfig:
     """Our config from the published one.  Raises CheckpointError for a missing key and for a structure we have not."""
     path = folder / "config.json"
-    depth, codec = _get(config, "depth_decoder_config", path), mimi_config(config, folder)
+    depth, codec = required(config, "depth_decoder_config", path), mimi_config(config, folder)
     for part in (config, depth):
         fixed = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
-        _only(part, fixed, path)
-    _only(config, {"tie_codebooks_embeddings": True, "codebook_eos_token_id": 0}, path)
-    vocab, hidden = _get(config, "vocab_size", path), _get(config, "hidden_size", path)
+        expect(part, fixed, path)
+    expect(config, {"tie_codebooks_embeddings": True, "codebook_eos_token_id": 0}, path)
+    vocab, hidden = required(config, "vocab_size", path), required(config, "hidden_size", path)
     return ModelConfig(
         name="csm",
         feed="prefix",
         text=PromptTableConfig(
-            vocab=_get(config, "text_vocab_size", path), hidden=hidden, output=hidden, has_network=False
+            vocab=required(config, "text_vocab_size", path), hidden=hidden, output=hidden, has_network=False
         ),
         backbone=BackboneConfig(
-            block=_block(config, path),
-            layers=_get(config, "num_hidden_layers", path),
-            rope=_rope(config, path),
+            block=block_config(config, path),
+            layers=required(config, "num_hidden_layers", path),
+            rope=rope_config(config, path),
             classes=vocab,
         ),
         depth=DepthConfig(
             codebooks=codec.codebooks,
             vocab=vocab,
             embedding=hidden,
-            block=_block(depth, path),
-            layers=_get(depth, "num_hidden_layers", path),
-            rope=_rope(depth, path),
+            block=block_config(depth, path),
+            layers=required(depth, "num_hidden_layers", path),
+            rope=rope_config(depth, path),
         ),
         codec=codec,
         ends_with_zeros=True,
         reserved=(codec.codes, vocab - 1) if codec.codes < vocab else None,
-        max_positions=_get(config, "max_position_embeddings", path),
+        max_positions=required(config, "max_position_embeddings", path),
     )
 
 
 def csm_encoder_config(config: dict[str, Any], folder: Path) -> ReferenceEncoderConfig:
     """Of what makes codec frames of a recording.  Raises CheckpointError."""
     path = folder / "config.json"
-    codec = _get(config, "codec_config", path)
-    ours = reference_encoder_config({"encoder_config": codec}, folder, _get(config, "num_codebooks", path))
-    return replace(ours, window=_get(codec, "sliding_window", path), sample_rate=_get(codec, "sampling_rate", path))
+    codec = required(config, "codec_config", path)
+    ours = reference_encoder_config({"encoder_config": codec}, folder, required(config, "num_codebooks", path))
+    return replace(
+        ours, window=required(codec, "sliding_window", path), sample_rate=required(codec, "sampling_rate", path)
+    )
 
 
 def mimi_config(config: dict[str, Any], folder: Path) -> MimiConfig:
     """Of the codec's decoder, which mirrors its encoder.  Raises CheckpointError."""
     path = folder / "config.json"
-    codec = _get(config, "codec_config", path)
+    codec = required(config, "codec_config", path)
     like = csm_encoder_config(config, folder)
     hidden = like.block.hidden
     fixed = {
@@ -251,8 +254,8 @@ def mimi_config(config: dict[str, Any], folder: Path) -> MimiConfig:
         "attention_bias": False,
         "upsample_groups": hidden,
     }
-    _only(codec, fixed, path)
-    if _get(codec, "vector_quantization_hidden_dimension", path) == hidden:
+    expect(codec, fixed, path)
+    if required(codec, "vector_quantization_hidden_dimension", path) == hidden:
         raise CheckpointError(f"{path}: a codec whose quantiser has no projections is not known to this runtime")
     assert like.window is not None
     return MimiConfig(
@@ -271,33 +274,13 @@ def mimi_config(config: dict[str, Any], folder: Path) -> MimiConfig:
     )
 
 
-def _only(config: dict[str, Any], fixed: dict[str, Any], path: Path) -> None:
-    """Raises CheckpointError where a key is there and has another value."""
-    for key, value in fixed.items():
-        if config.get(key, value) != value:
-            raise CheckpointError(f"{path}: {key} is {config[key]!r}; only {value!r} is known to this runtime")
-
-
-def _sampling(path: Path) -> Sampling:
-    """What the checkpoint asks for; the authors' own values where it says nothing."""
-    asked = read_json(path) if path.exists() else {}
-    draws, depth_draws = asked.get("do_sample", True), asked.get("depth_decoder_do_sample", True)
-    return Sampling(
-        temperature=float(asked.get("temperature", 0.9)) if draws else 0.0,
-        depth_temperature=float(asked.get("depth_decoder_temperature", 0.9)) if depth_draws else 0.0,
-        top_k=int(asked.get("top_k", 50)),
-        top_p=float(asked.get("top_p", 1.0)),
-        repetition_penalty=float(asked.get("repetition_penalty", 1.0)),
-    )
-
-
 def _language(config: ModelConfig, stored: Weights) -> Iterator[Source]:
     """Everything but the codec."""
     text, backbone, depth = config.text, config.backbone, config.depth
     assert isinstance(text, PromptTableConfig)
     hidden, inner = backbone.block.hidden, depth.block.hidden
     yield Source("text.embedding.weight", (("embed_text_tokens.weight", (text.vocab, hidden)),))
-    yield from _blocks("backbone", "backbone_model", backbone.block, backbone.layers)
+    yield from block_sources("backbone", "backbone_model", backbone.block, backbone.layers)
     yield Source("backbone.output.weight", (("lm_head.weight", (backbone.classes, hidden)),))
     # One table under two names, of which a file may have one or both.
     names = ("depth_decoder.model.embed_tokens.weight", "backbone_model.embed_tokens.embed_audio_tokens.weight")
@@ -305,7 +288,7 @@ def _language(config: ModelConfig, stored: Weights) -> Iterator[Source]:
     yield Source("depth.table.weight", ((name, (depth.codebooks * depth.vocab, hidden)),))
     projection = ("depth_decoder.model.inputs_embeds_projector.weight", (inner, hidden))
     yield Source("depth.projection.weight", (projection,))
-    yield from _blocks("depth", "depth_decoder.model", depth.block, depth.layers)
+    yield from block_sources("depth", "depth_decoder.model", depth.block, depth.layers)
     heads = ("depth_decoder.codebooks_head.weight", (depth.codebooks - 1, inner, depth.vocab))
     yield Source("depth.heads", (heads,))
 
@@ -321,7 +304,7 @@ def _codec(c: MimiConfig) -> Iterator[Source]:
         for n in range(books):
             book = f"{quantizer}.layers.{n}.codebook"
             stored += [(f"{book}.embed_sum", (c.codes, c.code_dim)), (f"{book}.cluster_usage", (c.codes,))]
-    yield Source("codec.codebooks", tuple(stored), _means)
+    yield Source("codec.codebooks", tuple(stored), codebook_means)
 
     def phases(pieces: list[Tensor]) -> Tensor:
         # Tap j of a step makes phase j of its own output; tap STEPS + j is added to the output of the step behind it.
@@ -330,16 +313,16 @@ def _codec(c: MimiConfig) -> Iterator[Source]:
 
     yield Source("codec.upsample.weight", (("codec_model.upsample.conv.weight", (hidden, 1, 2 * STEPS)),), phases)
     for n in range(c.layers):
-        yield from _mimi_layer(f"codec.layers.{n}", f"codec_model.decoder_transformer.layers.{n}", c.block)
+        yield from mimi_layer_sources(f"codec.layers.{n}", f"codec_model.decoder_transformer.layers.{n}", c.block)
     # Places of the published list: a convolution; per stage an activation, a convolution and a unit; then two more.
     seanet, (first, inner, last) = "codec_model.decoder.layers", c.kernels
     width = c.filters << len(c.rates)
-    yield from _conv("codec.first", f"{seanet}.0.conv", hidden, width, first)
+    yield from conv_sources("codec.first", f"{seanet}.0.conv", hidden, width, first)
     for n, rate in enumerate(c.rates):
         ours, half = f"codec.stages.{n}", width // 2
-        yield from _upsample(f"{ours}.upsample", f"{seanet}.{3 * n + 2}.conv", width, half, rate, overlap=True)
+        yield from upsample_sources(f"{ours}.upsample", f"{seanet}.{3 * n + 2}.conv", width, half, rate, overlap=True)
         unit = f"{seanet}.{3 * n + 3}.block"
-        yield from _conv(f"{ours}.first", f"{unit}.1.conv", half, half // c.compress, inner)
-        yield from _conv(f"{ours}.second", f"{unit}.3.conv", half // c.compress, half, 1)
+        yield from conv_sources(f"{ours}.first", f"{unit}.1.conv", half, half // c.compress, inner)
+        yield from conv_sources(f"{ours}.second", f"{unit}.3.conv", half // c.compress, half, 1)
         width = half
-    yield from _conv("codec.last", f"{seanet}.{3 * len(c.rates) + 2}.conv", width, 1, last)
+    yield from conv_sources("codec.last", f"{seanet}.{3 * len(c.rates) + 2}.conv", width, 1, last)

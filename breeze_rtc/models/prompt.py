@@ -24,7 +24,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
+from typing import Any
 
 from breeze_rtc.errors import BadRequest, BadText
 from breeze_rtc.models.speech_model import TextSegment, Tokenizer
@@ -79,6 +81,13 @@ def sanitise(text: str, reserved: re.Pattern[str] = _RESERVED) -> tuple[str, lis
         text = text[:start] + text[end:]
         del origin[start:end]
     return text, origin
+
+
+@cache
+def added_tokens(tokenizer: Any) -> re.Pattern[str]:
+    """For `sanitise`: what a `tokenizers.Tokenizer` reads as tokens of its own."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    return re.compile("|".join(re.escape(token.content) for token in added))
 
 
 def template(text: str, voice: Voice) -> tuple[list[Part], list[Part] | None]:

@@ -18,19 +18,17 @@ layout, which has the whole text before any sound, non-streaming.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from breeze_rtc.errors import BadRequest, BadText, CheckpointError
-from breeze_rtc.models.checkpoint import _get
-from breeze_rtc.models.prompt import Voice, sanitise
+from breeze_rtc.models.prompt import Voice, added_tokens, sanitise
 from breeze_rtc.models.prompt_table import PromptTableConfig
+from breeze_rtc.models.published import required
 from breeze_rtc.models.speech_model import TextSegment
 from breeze_rtc.models.weights import read_json
 
@@ -129,7 +127,7 @@ class QwenPrompts:
         return self._tokenizer().encode(text, add_special_tokens=False)
 
     def sanitised(self, text: str) -> tuple[str, list[int]]:
-        return sanitise(text, _added(self._tokenizer()))
+        return sanitise(text, added_tokens(self._tokenizer()))
 
     def words(self, text: str) -> tuple[list[int], list[int]]:
         """Tokens of a text where it stands in a prompt, and how many of its characters have been read with each.
@@ -183,13 +181,6 @@ def _segment(tokens: list[int]) -> TextSegment:
     return TextSegment(tuple(tokens), (0,) * len(tokens))
 
 
-@cache
-def _added(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """What user text must not contain: the strings that are tokens of their own."""
-    added = tokenizer.get_added_tokens_decoder().values()
-    return re.compile("|".join(re.escape(token.content) for token in added))
-
-
 def read_tokenizer(folder: Path) -> Tokenizer:
     """From `tokenizer.json`, or from the vocabulary and merges that the published folders have.
 
@@ -208,7 +199,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     made.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_])
     made.decoder = decoders.ByteLevel()
     path = folder / "tokenizer_config.json"
-    added = _get(read_json(path), "added_tokens_decoder", path)
+    added = required(read_json(path), "added_tokens_decoder", path)
     for number, token in sorted(added.items(), key=lambda item: int(item[0])):
         made.add_tokens([AddedToken(token["content"], special=bool(token.get("special")), normalized=False)])
         if made.token_to_id(token["content"]) != int(number):

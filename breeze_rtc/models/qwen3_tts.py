@@ -8,7 +8,7 @@ checkpoints have a speaker encoder beside that of the codec.  What their prompts
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +17,25 @@ from torch import Tensor
 
 from breeze_rtc.errors import CheckpointError
 from breeze_rtc.models.backbone import BackboneConfig
-from breeze_rtc.models.checkpoint import (
-    WIDENED,
-    _block,
-    _blocks,
-    _breeze_codec,
-    _concat,
-    _get,
-    _linear,
-    _rope,
-    load_reference_encoder,
-    published_codec,
-)
 from breeze_rtc.models.depth import DepthConfig
 from breeze_rtc.models.presets import ModelConfig
 from breeze_rtc.models.prompt import Voice
 from breeze_rtc.models.prompt_table import PromptTableConfig
-from breeze_rtc.models.quantised import narrow, narrowed
+from breeze_rtc.models.published import (
+    block_config,
+    block_sources,
+    codec_sources,
+    concat,
+    fill,
+    linear_sources,
+    load_reference_encoder,
+    published_codec,
+    required,
+    rope_config,
+    sampling_config,
+)
 from breeze_rtc.models.qwen3_prompts import Ids, QwenPrompts, read_tokenizer
 from breeze_rtc.models.reference_encoder import ReferenceEncoder
-from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speaker_encoder import SAMPLE_RATE, SpeakerEncoder, SpeakerEncoderConfig
 from breeze_rtc.models.speech_model import SpeechModel
 from breeze_rtc.models.weights import Source, Weights, read, read_json
@@ -79,15 +78,15 @@ def load_qwen3_tts(
             prompts=prompts,
             encoder=encoder if config.get("tts_model_type") == "base" else None,
             voices=tuple(ids.speakers) or ("default",),
-            sampling=_sampling(folder / "generation_config.json"),
+            sampling=sampling_config(
+                folder / "generation_config.json",
+                depth_draws="subtalker_dosample",
+                depth_temperature="subtalker_temperature",
+                repetition_penalty=1.05,
+            ),
         )
-    if weights:
-        narrow(model, weights)
-    parts = [(Weights(folder), list(_talker(ours))), (Weights(codec_folder), list(_breeze_codec(ours.codec)))]
-    kept = partial(narrowed, kind=weights) if weights else None
-    state = read(parts, torch.device(device), widened=WIDENED, kept=kept, told=told)
-    state["depth.beside"] = torch.zeros_like(state["backbone.norm.weight"])
-    model.load_state_dict(state, assign=True)
+    parts = [(Weights(folder), list(_talker(ours))), (Weights(codec_folder), list(codec_sources(ours.codec)))]
+    fill(model, parts, device=device, weights=weights, told=told)
     assert model.depth.beside is not None
     with torch.no_grad():
         pad = torch.tensor([ids.text_pad], device=device)
@@ -98,7 +97,7 @@ def load_qwen3_tts(
 def load_speaker_encoder(folder: Path, config: dict[str, Any], width: int) -> SpeakerEncoder:
     """That of a Base checkpoint, in float32; its vectors are as wide as the backbone.  Raises CheckpointError."""
     path = folder / "config.json"
-    theirs = _get(config, "speaker_encoder_config", path)
+    theirs = required(config, "speaker_encoder_config", path)
     if (rate := theirs.get("sample_rate", SAMPLE_RATE)) != SAMPLE_RATE:
         raise CheckpointError(f"{path}: the speaker encoder hears {rate} Hz; only {SAMPLE_RATE} is known")
     keys = {
@@ -136,38 +135,38 @@ def qwen3_tts_config(config: dict[str, Any], codec: dict[str, Any], folder: Path
     kind = config.get("tokenizer_type", "qwen3_tts_tokenizer_12hz")
     if kind != "qwen3_tts_tokenizer_12hz":
         raise CheckpointError(f"{path} names the codec {kind!r}; only 'qwen3_tts_tokenizer_12hz' is known")
-    talker = _get(config, "talker_config", path)
-    predictor = _get(talker, "code_predictor_config", path)
+    talker = required(config, "talker_config", path)
+    predictor = required(talker, "code_predictor_config", path)
     for part in (talker, predictor):
         if part.get("attention_bias") or part.get("hidden_act", "silu") != "silu":
             raise CheckpointError(f"{path}: biases in attention and activations other than silu are not known")
-    classes = _get(talker, "vocab_size", path)
-    hidden, inner = _get(talker, "hidden_size", path), _get(predictor, "hidden_size", path)
-    codebooks = _get(talker, "num_code_groups", path)
+    classes = required(talker, "vocab_size", path)
+    hidden, inner = required(talker, "hidden_size", path), required(predictor, "hidden_size", path)
+    codebooks = required(talker, "num_code_groups", path)
     return ModelConfig(
         name="qwen3-tts",
         feed="prefix",
         text=_table(talker, path),
         backbone=BackboneConfig(
-            block=_block(talker, path, qk_norm=True),
-            layers=_get(talker, "num_hidden_layers", path),
+            block=block_config(talker, path, qk_norm=True),
+            layers=required(talker, "num_hidden_layers", path),
             # Its three axes of positions are always equal: plain rotary positions.
-            rope=_rope(talker, path),
+            rope=rope_config(talker, path),
             classes=classes,
         ),
         depth=DepthConfig(
             codebooks=codebooks,
-            vocab=_get(predictor, "vocab_size", path),
+            vocab=required(predictor, "vocab_size", path),
             embedding=hidden,
-            block=_block(predictor, path, qk_norm=True),
-            layers=_get(predictor, "num_hidden_layers", path),
-            rope=_rope(predictor, path),
+            block=block_config(predictor, path, qk_norm=True),
+            layers=required(predictor, "num_hidden_layers", path),
+            rope=rope_config(predictor, path),
             first_vocab=classes,
             projection="none" if hidden == inner else "biased",
             has_beside=True,
         ),
         codec=published_codec(codec, codebooks, folder / "speech_tokenizer"),
-        end_class=_get(talker, "codec_eos_token_id", path),
+        end_class=required(talker, "codec_eos_token_id", path),
         reserved=(classes - NO_SOUND, classes - 1),
         min_frames=MIN_FRAMES,
         max_positions=talker.get("max_position_embeddings", MAX_POSITIONS),
@@ -176,46 +175,33 @@ def qwen3_tts_config(config: dict[str, Any], codec: dict[str, Any], folder: Path
 
 def _table(talker: dict[str, Any], path: Path) -> PromptTableConfig:
     return PromptTableConfig(
-        vocab=_get(talker, "text_vocab_size", path),
-        hidden=_get(talker, "text_hidden_size", path),
-        output=_get(talker, "hidden_size", path),
+        vocab=required(talker, "text_vocab_size", path),
+        hidden=required(talker, "text_hidden_size", path),
+        output=required(talker, "hidden_size", path),
         tags=NO_SOUND,
     )
 
 
 def _ids(config: dict[str, Any], folder: Path) -> Ids:
     path = folder / "config.json"
-    talker = _get(config, "talker_config", path)
+    talker = required(config, "talker_config", path)
     speakers = {name.lower(): number for name, number in (talker.get("spk_id") or {}).items()}
     dialects = {name.lower(): dialect for name, dialect in (talker.get("spk_is_dialect") or {}).items() if dialect}
     return Ids(
         table=_table(talker, path),
-        first_tag=_get(talker, "vocab_size", path) - NO_SOUND,
-        text_pad=_get(config, "tts_pad_token_id", path),
-        text_bos=_get(config, "tts_bos_token_id", path),
-        text_eos=_get(config, "tts_eos_token_id", path),
-        pad=_get(talker, "codec_pad_id", path),
-        bos=_get(talker, "codec_bos_id", path),
-        think=_get(talker, "codec_think_id", path),
-        no_think=_get(talker, "codec_nothink_id", path),
-        think_bos=_get(talker, "codec_think_bos_id", path),
-        think_eos=_get(talker, "codec_think_eos_id", path),
+        first_tag=required(talker, "vocab_size", path) - NO_SOUND,
+        text_pad=required(config, "tts_pad_token_id", path),
+        text_bos=required(config, "tts_bos_token_id", path),
+        text_eos=required(config, "tts_eos_token_id", path),
+        pad=required(talker, "codec_pad_id", path),
+        bos=required(talker, "codec_bos_id", path),
+        think=required(talker, "codec_think_id", path),
+        no_think=required(talker, "codec_nothink_id", path),
+        think_bos=required(talker, "codec_think_bos_id", path),
+        think_eos=required(talker, "codec_think_eos_id", path),
         speakers=speakers,
         languages=talker.get("codec_language_id") or {},
         dialects=dialects,
-    )
-
-
-def _sampling(path: Path) -> Sampling:
-    """What the checkpoint asks for; the published package's own values where it says nothing."""
-    asked = read_json(path) if path.exists() else {}
-    draws, depth_draws = asked.get("do_sample", True), asked.get("subtalker_dosample", True)
-    return Sampling(
-        temperature=float(asked.get("temperature", 0.9)) if draws else 0.0,
-        depth_temperature=float(asked.get("subtalker_temperature", 0.9)) if depth_draws else 0.0,
-        top_k=int(asked.get("top_k", 50)),
-        top_p=float(asked.get("top_p", 1.0)),
-        repetition_penalty=float(asked.get("repetition_penalty", 1.05)),
     )
 
 
@@ -225,23 +211,26 @@ def _talker(config: ModelConfig) -> Iterator[Source]:
     assert isinstance(text, PromptTableConfig)
     hidden, inner, first = backbone.block.hidden, depth.block.hidden, backbone.classes
     yield Source("text.embedding.weight", (("talker.model.text_embedding.weight", (text.vocab, text.hidden)),))
-    yield from _linear("text.up", "talker.text_projection.linear_fc1", text.hidden, text.hidden)
-    yield from _linear("text.down", "talker.text_projection.linear_fc2", text.hidden, hidden)
+    yield from linear_sources("text.up", "talker.text_projection.linear_fc1", text.hidden, text.hidden)
+    yield from linear_sources("text.down", "talker.text_projection.linear_fc2", text.hidden, hidden)
     first_table = ("talker.model.codec_embedding.weight", (first, hidden))
 
     def tags(pieces: list[Tensor]) -> Tensor:
         return torch.cat((pieces[0].new_zeros(1, hidden), pieces[0][first - text.tags :]))
 
     yield Source("text.tags.weight", (first_table,), tags)
-    yield from _blocks("backbone", "talker.model", backbone.block, backbone.layers)
+    yield from block_sources("backbone", "talker.model", backbone.block, backbone.layers)
     yield Source("backbone.output.weight", (("talker.codec_head.weight", (first, hidden)),))
     predictor = "talker.code_predictor"
     others = tuple(
         (f"{predictor}.model.codec_embedding.{n}.weight", (depth.vocab, hidden)) for n in range(depth.codebooks - 1)
     )
-    yield Source("depth.table.weight", (first_table, *others), _concat)
+    yield Source("depth.table.weight", (first_table, *others), concat)
     if depth.projection != "none":
-        yield from _linear("depth.projection", f"{predictor}.small_to_mtp_projection", hidden, inner)
-    yield from _blocks("depth", f"{predictor}.model", depth.block, depth.layers)
+        yield from linear_sources("depth.projection", f"{predictor}.small_to_mtp_projection", hidden, inner)
+    yield from block_sources("depth", f"{predictor}.model", depth.block, depth.layers)
+    # Computed below, once the rest is there.
+    beside = ("talker.model.norm.weight", (hidden,))
+    yield Source("depth.beside", (beside,), lambda pieces: torch.zeros_like(pieces[0]))
     heads = tuple((f"{predictor}.lm_head.{n}.weight", (depth.vocab, inner)) for n in range(depth.codebooks - 1))
     yield Source("depth.heads", heads, lambda pieces: torch.stack([piece.t() for piece in pieces]))

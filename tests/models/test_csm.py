@@ -18,11 +18,11 @@ from csm_reference import CODEBOOKS, CODES, FRAME, SPECIAL, TEXTS, VOCAB, CsmRef
 from numpy.typing import NDArray
 
 from breeze_rtc.errors import BadRequest, CheckpointError
-from breeze_rtc.models.checkpoint import _encoder
 from breeze_rtc.models.codec import CodecState
 from breeze_rtc.models.csm import CsmFrontend, CsmPrompts, _codec, _language, csm_config, csm_encoder_config
 from breeze_rtc.models.mimi import MimiConfig, MimiDecoder
 from breeze_rtc.models.prompt import Voice
+from breeze_rtc.models.published import encoder_sources
 from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speech_model import SpeechModel, TextSegment
 from breeze_rtc.runtime import frame_graphs
@@ -531,7 +531,7 @@ def test_the_published_size() -> None:
     assert isinstance(ours.codec, MimiConfig)
     names = SimpleNamespace(names=lambda: list(published))
     sources = [*_language(ours, names), *_codec(ours.codec)]  # type: ignore[arg-type]
-    heard = _encoder(csm_encoder_config(config, Path("csm-1b")), "codec_model.encoder", "codec_model.")
+    heard = encoder_sources(csm_encoder_config(config, Path("csm-1b")), "codec_model.encoder", "codec_model.")
     read = {name: shape for source in (*sources, *heard) for name, shape in source.pieces}
     assert read.items() <= published.items()
     left = {name for name in published.keys() - read.keys() if not name.endswith("codebook.initialized")}

@@ -90,7 +90,7 @@ def test_a_model_without_an_encoder() -> None:
 )
 def test_a_codec_of_another_structure(folder: Path, tmp_path: Path, change: dict[str, object], says: str) -> None:
     """Is refused by the name of the key."""
-    from breeze_rtc.models.checkpoint import load_reference_encoder
+    from breeze_rtc.models.published import load_reference_encoder
 
     config = json.loads((folder / "audio_tokenizer" / "config.json").read_text())
     for key, value in change.items():

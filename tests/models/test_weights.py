@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from breeze_rtc.errors import BadRequest, CheckpointError
-from breeze_rtc.models import checkpoint, weights
+from breeze_rtc.models import checkpoint, published, weights
 from breeze_rtc.models.checkpoint import breeze_config, load_breeze
 from breeze_rtc.models.presets import breeze_tts_2
 from breeze_rtc.models.speech_model import SpeechModel
@@ -123,7 +123,7 @@ def write(folder: Path, main: dict, codec: dict) -> Path:
         save_file(shard, folder / file)
         where |= dict.fromkeys(shard, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    pieces = [piece for source in checkpoint._breeze_codec(config.codec) for piece in source.pieces]
+    pieces = [piece for source in published.codec_sources(config.codec) for piece in source.pieces]
     save_file(
         {name: torch.empty(shape).uniform_(-0.1, 0.1) for name, shape in pieces},
         folder / "audio_tokenizer" / "model.safetensors",
