@@ -45,7 +45,9 @@ log = logging.getLogger(__name__)
 START_S = 10.0
 """A carrier says what call it brings at once."""
 SENT_BYTES = 8_192
-"""Half a second of AudioSocket's sound: more is not given to the system."""
+"""Half a second of AudioSocket's sound: more is not given to the system.  So a machine that is gone is known within
+seconds.  An Asterisk that hangs while its machine lives is not: Linux takes for it more than five minutes of sound and
+keeps the window open, and that it says nothing is no sign, for neither does a caller on hold."""
 SILENT_S = 20.0
 """Carriers send sound, marks or both all the time; one that says nothing for so long is gone, whatever its socket
 thinks."""

@@ -70,7 +70,7 @@ class Peer:
         origin_rtp: int | None,
         ice_servers: Sequence[signaling.IceServer],
         relay_only: bool,
-        on_slot: Callable[[Slot, int], None],
+        on_slot: Callable[[Slot], None],
         on_receiver_report: Callable[[ReceiverReport], None],
         on_connected: Callable[[], None],
         on_candidate: Callable[[str, int], None],

@@ -63,12 +63,12 @@ class SlotSender:
         pacer: Pacer,
         *,
         clock: Clock,
-        on_slot: Callable[[Slot, int], None],
+        on_slot: Callable[[Slot], None],
         on_end: Callable[[], None],
         on_receiver_report: Callable[[ReceiverReport], None] = lambda report: None,
         origin_rtp: int | None = None,
     ) -> None:
-        """`on_slot(slot, now)` is called for each slot after it has left, `on_end()` once when no more will, and
+        """`on_slot(slot)` is called for each slot after it has left, `on_end()` once when no more will, and
         `on_receiver_report(report)` when the listener's RTP stack tells of our packets.
 
         origin_rtp: that of the sender before, for a call that goes on over a new connection: with the playout's clock,
@@ -167,7 +167,7 @@ class SlotSender:
                 slot = self._playout.next_slot(now)
                 if self._sender._enabled:
                     self._send(slot)
-                self._on_slot(slot, now)
+                self._on_slot(slot)
         except Exception as error:
             self._pacer.leave(self._tick)
             if not self._over.done():

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 
@@ -44,27 +43,16 @@ class CallStats:
     """How one call is doing."""
 
     is_connected: bool
-    sent_slots: int
     missed_slots: int
     gaps: int
     gap_slots: int
-    queued_packets: int
-    dropped_packets: int
-    late_packets: int
-    late_ns: int
-    """How long after its time a packet left, at worst, in the last second."""
     path_delay_ns: int | None
     error_ns: int | None
     source: str
     is_playing: bool
     jitter_buffer_ms: float | None
-    rtt_ns: int | None
-    drift_ppm: float | None
-    """How much faster the listener's loudspeaker runs than our clock."""
     reports: int
-    """Reports that gave a position; then those that came too late, and those that cannot be."""
-    reports_old: int
-    reports_impossible: int
+    """Those that gave a position."""
     stop_ns: int | None
     """From the last flush to silence at the ear, by the page's word."""
     uplink: Tally
@@ -122,8 +110,6 @@ class WebRtcCall:
         self.close_reason = ""
         # None until the first packet has left.
         self._playhead: Playhead | None = None
-        # How late the packets of the last second left.
-        self._late_ns: deque[int] = deque(maxlen=50)
         # Streams whose last position has been told.
         self._told: set[int] = set()
         self._told_at = 0
@@ -274,24 +260,15 @@ class WebRtcCall:
         last = playhead.last if playhead is not None else None
         return CallStats(
             is_connected=self.connected.is_set() and self._gone_at is None and self._closing is None,
-            sent_slots=sink.sent_ticks // 960 - sink.missed_slots,
             missed_slots=sink.missed_slots,
             gaps=sink.gaps,
             gap_slots=sink.gap_slots,
-            queued_packets=sink.queued_packets,
-            dropped_packets=sink.dropped_packets,
-            late_packets=sink.late_packets,
-            late_ns=max(self._late_ns, default=0),
             path_delay_ns=where.path_delay_ns if where is not None else None,
             error_ns=where.error_ns if where is not None else None,
             source=where.source if where is not None else "none",
             is_playing=where.is_playing if where is not None else False,
             jitter_buffer_ms=last.jitter_buffer_ms if last is not None else None,
-            rtt_ns=playhead.rtt_ns if playhead is not None else None,
-            drift_ppm=playhead.drift_ppm if playhead is not None else None,
             reports=playhead.accepted if playhead is not None else 0,
-            reports_old=playhead.old if playhead is not None else 0,
-            reports_impossible=playhead.impossible if playhead is not None else 0,
             stop_ns=self._stop_ns,
             uplink=replace(self._uplink.buffer.tally),
             uplink_dropped_ticks=self._uplink.dropped_ticks,
@@ -415,9 +392,8 @@ class WebRtcCall:
             self._gone_ticks = heard if heard is not None else self._gone_ticks
         self._playhead.reconnect(self.sink.sent_ticks)
 
-    def _on_slot(self, slot: Slot, now: int) -> None:
+    def _on_slot(self, slot: Slot) -> None:
         assert self.sink.clock is not None
-        self._late_ns.append(now - self.sink.clock.leaves_at(slot.index))
         self.on_slot(slot, self.sink.clock.start_ns)
         if self._playhead is None:
             self._playhead = Playhead(self.sink.clock, self._sender.origin_rtp)

@@ -199,7 +199,7 @@ async def test_a_new_connection_goes_on_with_clock_timestamps_and_unheard_speech
             playout,
             pacer,
             clock=clock,
-            on_slot=lambda slot, now: None,
+            on_slot=lambda slot: None,
             on_end=lambda: None,
             origin_rtp=origin,
         )

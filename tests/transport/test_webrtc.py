@@ -58,7 +58,7 @@ class Conversation:
         self.call = WebRtcCall(on_report=self._on_report, **options)
         self.slots: list[Slot] = []
         on_slot = self.call._sender._on_slot
-        self.call._sender._on_slot = lambda slot, now: (self.slots.append(slot), on_slot(slot, now))
+        self.call._sender._on_slot = lambda slot: (self.slots.append(slot), on_slot(slot))
 
     def _on_report(self, report: PlaybackReport) -> None:
         self.reports.append(report)
