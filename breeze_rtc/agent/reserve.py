@@ -2,8 +2,9 @@
 
 A voice that makes `pace` seconds of speech in a second, less than one, falls behind by `1 / pace - 1` seconds with each
 second that it still has to make, and by its stalls.  A sentence whose shortfall is in hand when it begins is heard
-without a hole; so a sentence begins once that much of it, or of what follows, has been made, and what must be waited
-for is waited for where a speaker pauses.  A voice that keeps up is never kept back.
+without a hole.  So a speech begins once what all of it will lack has been made, and is heard without a pause; one that
+turns out longer, or a voice slower, than was known pauses between its sentences, where a speaker may.  A voice that
+keeps up is never kept back.
 
 Pure: no clock.  `Mouth` tells it what is made and where the listener is, and hands on what it gives out.
 """
@@ -25,8 +26,9 @@ USUAL_STALL_S, USUAL_STALL_EVERY_S, KNOWN_S = 0.6, 2.5, 10.0
 shows, bit by bit until that is `KNOWN_S`, how often it does."""
 CHUNK_S = 0.32
 """Sound comes in pieces as long as that."""
-MOST_S = 2.0
-"""Of what a whole speech will lack, no more than this is waited for before it begins; the rest is at its sentences."""
+MOST_S = 15.0
+"""Of what a whole speech will lack, no more than this is in hand before it begins; the rest is waited for at its
+sentences."""
 PACKET_S = 0.02
 _LONG_TEXT_S = 8.0  # a sentence of which so much is to come may never end
 
@@ -60,11 +62,6 @@ class Reserve:
     @property
     def is_kept_back(self) -> bool:
         return bool(self._packets)
-
-    @property
-    def wants_text(self) -> bool:
-        """Sound is kept back, and where its sentence ends is not known."""
-        return self.is_kept_back and self._end_chars() is None
 
     def know(self, text: str, *, is_all: bool = False) -> None:
         """The whole text so far."""
@@ -111,7 +108,7 @@ class Reserve:
             return seconds * (1 / pace - 1 + stalls_per_s) + stall_s if seconds else 0.0
 
         taken: list[SpeechPacket] = []
-        while self._packets and (not self._is_at_break() or self._may_begin(lead_s, shortfall_s, usual_chars)):
+        while self._packets and (not self._is_at_break() or self._may_begin(lead_s, shortfall_s, stall_s, usual_chars)):
             until = self._next_break()
             while self._packets and self._packets[0].start_samples < until:
                 taken.append(self._packets.popleft())
@@ -140,7 +137,9 @@ class Reserve:
             return 0
         return self._ends[0] if self._ends else len(self._text) if self._has_all_text else None
 
-    def _may_begin(self, lead_s: float, shortfall_s: Callable[[float], float], usual_chars: int) -> bool:
+    def _may_begin(
+        self, lead_s: float, shortfall_s: Callable[[float], float], stall_s: float, usual_chars: int
+    ) -> bool:
         """Whether the next sentence will be heard without a hole if it begins now."""
         in_hand_s = lead_s + self.held_samples / self._sample_rate
         end_chars = self._end_chars()
@@ -152,7 +151,8 @@ class Reserve:
             end_chars = len(self._text)
         needed_s = shortfall_s(self._seconds_to(end_chars))
         if self.out_samples == 0:
-            of_all_s = shortfall_s(all_s)
+            # Two stalls more than it is likely to have: it is begun at the best moment of an estimate that moves.
+            of_all_s = shortfall_s(all_s) + 2 * stall_s
             # Without marks it is all one sentence.
             has_marks = self._last_mark.samples > 0
             needed_s = max(needed_s, min(of_all_s, MOST_S) if has_marks else of_all_s)

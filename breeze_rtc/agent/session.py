@@ -510,8 +510,10 @@ class AgentSession:
         elif interrupts and self._reading is None:  # else the reading of the whole turn will tell
             self._happen(Event.SOME_WORDS)
         elif self.state is State.OVERLAP:
+            # "Uh-huh" is over at a lull.  No words at a lull may be the first word of some, too short to be understood.
+            is_sign = is_lull and bool(text) and not self._manners.interrupts(text)
             timeout_s = self._manners.false_interruption_timeout_s
-            if is_lull or (timeout_s is not None and not text and seconds >= timeout_s):
+            if is_sign or (timeout_s is not None and not text and seconds >= timeout_s):
                 self._no_words()
         elif self.state in (State.THINKING, State.SPEAKING):
             self._listening.keep_last(_NOISE_TAIL_S)

@@ -76,6 +76,7 @@ class SpeechHandle:
         self._transcript = Transcript(sample_rate)
         # Sound on its way to the sink; and since when the sink has none because it is kept back.
         self._reserve = Reserve(sample_rate)
+        self._is_slow = False  # its voice is slower than speech
         self._silent_from_s: float | None = None
         self._filter = text_filter
         # Of the filter's text, how much the voice has been given, and where its last mark is, spoken and written.
@@ -341,12 +342,14 @@ class Mouth:
     def _hand_on(self, handle: SpeechHandle, reply: Reply, *, is_all: bool = False) -> None:
         """Give the sink what of the sound may go: all of it where the voice keeps up, or makes no more of it."""
         reserve, pace, lead_s = handle._reserve, self._voice.pace, 0.0
-        is_slow = pace is not None and pace < KEEPS_UP
-        if is_slow:
+        # Until a speech has begun a voice that was too slow once is not believed to keep up after all.
+        was_slow = handle._is_slow and reserve.out_samples == 0
+        handle._is_slow = pace is not None and (was_slow or pace < KEEPS_UP)
+        if handle._is_slow:
             report = self._call.position(reply.stream)
             in_sink = handle._transcript.delivered_samples - report.heard_samples
             lead_s = max(0.0, in_sink / self._voice.sample_rate - report.path_delay_ns / SECOND)
-        if is_slow and not is_all:
+        if handle._is_slow and not is_all:
             assert pace is not None
             packets, marks = reserve.take(
                 lead_s,
@@ -382,7 +385,7 @@ class Mouth:
                 return
             if handle is not None and not self.is_held:
                 transcript, waited_s = handle._transcript, _now() - max(handle._pushed_at_s, handle._made_at_s)
-                if handle._reserve.wants_text and unheard_s <= _MOST_BOUNDS * self._max_unheard_s:
+                if handle._is_slow and unheard_s <= _MOST_BOUNDS * self._max_unheard_s:
                     return
                 lead_s = (transcript.delivered_samples - transcript.heard_samples) / self._voice.sample_rate
                 is_short = lead_s < _SHORT_LEAD_S and unheard_s <= _MOST_BOUNDS * self._max_unheard_s

@@ -611,6 +611,21 @@ def test_words_that_follow_make_it_a_real_interruption() -> None:
     ]
 
 
+def test_a_first_word_that_is_not_understood_by_itself_does_not_let_the_agent_go_on() -> None:
+    """ "I ... no, wait": a short word, a short breath, and the rest.  Nothing is read in the word alone."""
+
+    async def act(stage: Stage) -> None:
+        stage.session.say(NUMBERS)
+        await asyncio.sleep(2)
+        await stage.call.speak(voiced_s=0.22, silent_s=0.4)
+        await stage.call.speak(voiced_s=1.0, silent_s=0.8)
+        await asyncio.sleep(2)
+        assert stage.call.resumes == []
+
+    stage = on_stage(act, Callbacks(on_user_turn=echo), **hearing("", "I no wait"))
+    assert history(stage)[1:] == [("user", "I no wait"), ("assistant", "you said I no wait")]
+
+
 def test_a_recogniser_that_takes_too_long_does_not_keep_the_agent_silent() -> None:
     """After the time-out the agent goes on; words that come later still interrupt it, for they were words."""
 
