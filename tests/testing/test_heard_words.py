@@ -47,6 +47,6 @@ def test_words_at_twenty_random_cuts_are_within_one(
     assert len(long_gaps) >= (5 if has_underrun else 0)
     print(long_gaps)
     # A hole is the stall less what was in hand: a quarter of a second where the machine was not known to stumble, half
-    # a second and more from then on.
-    assert all(1.4 < gap < 1.5 for gap in long_gaps[1:]), long_gaps
+    # a second from then on, a packet more or less where so many stalls have made it a slow one.
+    assert all(1.4 < gap < 1.6 for gap in long_gaps[1:]), long_gaps
     assert all(1.4 < gap < 1.85 for gap in long_gaps[:1]), long_gaps
