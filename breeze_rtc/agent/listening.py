@@ -79,10 +79,13 @@ class Listening:
         last = self._ahead or self._read(audio[-1])
         return _with_words([await piece for piece in [*self._pieces, last]]), np.concatenate(audio)
 
-    def forget(self) -> None:
-        """Drop the turn."""
+    def forget(self, *, goes_on: bool = False) -> None:
+        """Drop the turn.  goes_on: its sound does, and what comes of it from now on is listened to as the next."""
         self._turn += 1
-        self.recording.drop()
+        if goes_on:
+            self.recording.keep_last(0.0)
+        else:
+            self.recording.drop()
         self._audio, self._pieces, self._ahead = [], [], None
         self._shown_s = 0.0
 

@@ -292,7 +292,7 @@ class AgentSession:
                 case Action.READ:
                     self._reading = self._spawn(self._read())
                 case Action.FORGET:
-                    self._forget()
+                    self._forget(goes_on=not self._listening.gate.is_silent)
                     self._drop_early()
                 case Action.ANSWER:
                     assert user_turn is not None
@@ -552,8 +552,8 @@ class AgentSession:
             if is_loss:
                 self._apologise(self._callbacks.recovery.not_understood)
 
-    def _forget(self) -> None:
-        self._listening.forget()
+    def _forget(self, *, goes_on: bool = False) -> None:
+        self._listening.forget(goes_on=goes_on)
         self._reading = None
         self._has_lost_words = False
 

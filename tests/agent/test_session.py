@@ -662,6 +662,28 @@ def test_a_noise_that_does_not_end_holds_the_agent_once() -> None:
     assert [text for _, text in history(stage)][1:] == ["stop it", "you said stop it"]
 
 
+@pytest.mark.parametrize("has_agent_the_floor", [False, True])
+def test_a_turn_typed_beside_a_noise_does_not_make_the_agent_deaf(has_agent_the_floor: bool) -> None:
+    """The noise has no end, so no new sound begins; a word in it interrupts the answer to what was typed."""
+    words = ["", "", "", "", "", "", "", "stop it"]
+
+    async def reply(session: AgentSession, turn: UserTurn) -> AsyncGenerator[str, None]:
+        yield " ".join([NUMBERS] * 2) if turn.text == "count" else f"you said {turn.text}"
+
+    async def act(stage: Stage) -> None:
+        if has_agent_the_floor:
+            stage.session.say(NUMBERS)
+            await asyncio.sleep(1)
+        noise = asyncio.create_task(stage.call.speak(voiced_s=10.0, silent_s=0.8))
+        await asyncio.sleep(1)
+        stage.session.type("count")
+        await noise
+        await asyncio.sleep(3)
+
+    stage = on_stage(act, Callbacks(on_user_turn=reply), **hearing(*words))
+    assert [text for _, text in history(stage)][-2:] == ["stop it", "you said stop it"]
+
+
 @pytest.mark.parametrize(("voiced_s", "is_cut"), [(0.3, False), (1.0, True)])
 def test_without_a_recogniser_the_length_of_a_sound_decides(voiced_s: float, is_cut: bool) -> None:
     """A cough holds the agent for a moment, half a second of voice interrupts it."""
