@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
-from ..playback import AudioSink, PlaybackReport, SpeechPacket, TextMark
-from .vad import Samples
+from breeze_rtc.agent.vad import Samples
+from breeze_rtc.playback import AudioSink, PlaybackReport, SpeechPacket, TextMark
 
 
 class SpokenChunk(Protocol):

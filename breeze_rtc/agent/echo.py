@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from .vad import FRAME_SAMPLES, SAMPLE_RATE, Samples
+from breeze_rtc.agent.vad import FRAME_SAMPLES, SAMPLE_RATE, Samples
 
 HOP_S = FRAME_SAMPLES / SAMPLE_RATE / 2
 """16 ms: half a frame of the microphone."""

@@ -17,8 +17,8 @@ from typing import Protocol
 import numpy as np
 import onnxruntime
 
-from ..errors import MissingExtra
-from .vad import SAMPLE_RATE, Samples
+from breeze_rtc.agent.vad import SAMPLE_RATE, Samples
+from breeze_rtc.errors import MissingExtra
 
 WHEEL = "pipecat-ai==1.14.0"
 _SECONDS = 8

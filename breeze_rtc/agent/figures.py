@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..clock import SECOND, wall_offset_ns
+from breeze_rtc.clock import SECOND, wall_offset_ns
 
 if TYPE_CHECKING:
-    from .speaking import SpeechHandle
+    from breeze_rtc.agent.speaking import SpeechHandle
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import BadRequest, BreezeError, MissingExtra
+from breeze_rtc.errors import BadRequest, BreezeError, MissingExtra
 
 SAMPLE_RATE = 16_000
 MAX_SECONDS = 30.0

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import BreezeError
-from .call import Ears
-from .vad import SAMPLE_RATE as EAR_RATE
-from .vad import Cue, Recording, Samples, SpeechGate
+from breeze_rtc.agent.call import Ears
+from breeze_rtc.agent.vad import SAMPLE_RATE as EAR_RATE
+from breeze_rtc.agent.vad import Cue, Recording, Samples, SpeechGate
+from breeze_rtc.errors import BreezeError
 
 _PIECE_SECONDS, _MAX_PIECE_SECONDS, _MAX_TURN_SECONDS = 10.0, 25.0, 180.0
 _PARTIAL_SECONDS = 0.8

@@ -17,11 +17,11 @@ from typing import Any
 
 import httpx
 
-from ..errors import BreezeError
-from .parrot import GREETING
-from .session import AgentSession, Callbacks, UserTurn
-from .tools import Tools
-from .transcript import Message
+from breeze_rtc.agent.parrot import GREETING
+from breeze_rtc.agent.session import AgentSession, Callbacks, UserTurn
+from breeze_rtc.agent.tools import Tools
+from breeze_rtc.agent.transcript import Message
+from breeze_rtc.errors import BreezeError
 
 log = logging.getLogger(__name__)
 

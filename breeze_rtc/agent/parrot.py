@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
 
-from .session import AgentSession, Callbacks, UserTurn
+from breeze_rtc.agent.session import AgentSession, Callbacks, UserTurn
 
 GREETING = "Hi there! I am a small voice, made on this computer. Say something, and stop me whenever you like."
 

@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable
 from itertools import takewhile
 
-from ..playback import SpeechPacket, TextMark
-from ..sentences import sentence_ends
-from .transcript import CHARS_PER_SECOND
+from breeze_rtc.agent.transcript import CHARS_PER_SECOND
+from breeze_rtc.playback import SpeechPacket, TextMark
+from breeze_rtc.sentences import sentence_ends
 
 KEEPS_UP = 1.3
 """A voice of this pace makes good its stalls of its own accord."""

@@ -19,20 +19,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ..errors import BreezeError, LineCannot
-from . import numbers
-from .call import Call, Ears, Telephone, Voice
-from .echo import EchoGuard
-from .endpointing import EndOfTurn, sounds_finished
-from .figures import TurnFigures, figures_of, trace
-from .listening import Listening
-from .speaking import Mouth, SpeechHandle, texts_of
-from .text import SpokenText, TextFilter
-from .tools import Tool, Tools
-from .transcript import Message
-from .turns import Action, Event, State, TurnTaking, agent_may_speak, turn
-from .vad import Cue, Samples, SpeechGate, VoiceActivity
-from .waiting import Waiting, WaitingSound
+from breeze_rtc.agent import numbers
+from breeze_rtc.agent.call import Call, Ears, Telephone, Voice
+from breeze_rtc.agent.echo import EchoGuard
+from breeze_rtc.agent.endpointing import EndOfTurn, sounds_finished
+from breeze_rtc.agent.figures import TurnFigures, figures_of, trace
+from breeze_rtc.agent.listening import Listening
+from breeze_rtc.agent.speaking import Mouth, SpeechHandle, texts_of
+from breeze_rtc.agent.text import SpokenText, TextFilter
+from breeze_rtc.agent.tools import Tool, Tools
+from breeze_rtc.agent.transcript import Message
+from breeze_rtc.agent.turns import Action, Event, State, TurnTaking, agent_may_speak, turn
+from breeze_rtc.agent.vad import Cue, Samples, SpeechGate, VoiceActivity
+from breeze_rtc.agent.waiting import Waiting, WaitingSound
+from breeze_rtc.errors import BreezeError, LineCannot
 
 __all__ = ["AgentSession", "Call", "Callbacks", "Ears", "Recovery", "SpeechHandle", "UserTurn", "Voice"]
 

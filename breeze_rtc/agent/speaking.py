@@ -12,14 +12,14 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, 
 from contextlib import aclosing
 from typing import Any
 
-from ..clock import SECOND, ns_to_samples
-from ..errors import StepFailed
-from ..playback import PlaybackReport, TextMark
-from .call import Call, Reply, Voice
-from .figures import Timeline
-from .reserve import KEEPS_UP, PACKET_S, Reserve
-from .text import TextFilter
-from .transcript import Message, Transcript
+from breeze_rtc.agent.call import Call, Reply, Voice
+from breeze_rtc.agent.figures import Timeline
+from breeze_rtc.agent.reserve import KEEPS_UP, PACKET_S, Reserve
+from breeze_rtc.agent.text import TextFilter
+from breeze_rtc.agent.transcript import Message, Transcript
+from breeze_rtc.clock import SECOND, ns_to_samples
+from breeze_rtc.errors import StepFailed
+from breeze_rtc.playback import PlaybackReport, TextMark
 
 log = logging.getLogger(__name__)
 

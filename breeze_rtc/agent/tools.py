@@ -17,7 +17,7 @@ import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Union
 
-from ..errors import BadRequest
+from breeze_rtc.errors import BadRequest
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Literal
 
-from ..playback import TextMark
+from breeze_rtc.playback import TextMark
 
 CHARS_PER_SECOND = 14.0
 """A usual speaking rate of English, used only for text no mark has covered yet."""

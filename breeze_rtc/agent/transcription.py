@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import numpy as np
 
-from ..errors import BadRequest
-from .listen import SAMPLE_RATE, Listener, ListenFailed, Recogniser, Samples
+from breeze_rtc.agent.listen import SAMPLE_RATE, Listener, ListenFailed, Recogniser, Samples
+from breeze_rtc.errors import BadRequest
 
 
 class TranscriptionEndpoint:

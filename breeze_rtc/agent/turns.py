@@ -19,7 +19,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .endpointing import EndOfTurn
+    from breeze_rtc.agent.endpointing import EndOfTurn
 
 BACKCHANNELS = frozenset(
     (

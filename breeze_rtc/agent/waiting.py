@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..media.opus import SpeechEncoder
-from .call import Call
+from breeze_rtc.agent.call import Call
+from breeze_rtc.media.opus import SpeechEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .costs import CostTable
-from .policy import FirstSound, Order, Policy
-from .scheduler import Scheduler, SchedulerStats, StreamStats
-from .step import (
+from breeze_rtc.scheduling.costs import CostTable
+from breeze_rtc.scheduling.policy import FirstSound, Order, Policy
+from breeze_rtc.scheduling.scheduler import Scheduler, SchedulerStats, StreamStats
+from breeze_rtc.scheduling.step import (
     AudioReady,
     DeadlineMissed,
     Event,
@@ -21,8 +21,8 @@ from .step import (
     StreamRefused,
     Why,
 )
-from .stream import Feed, Priority
-from .trace import TraceWriter, replay
+from breeze_rtc.scheduling.stream import Feed, Priority
+from breeze_rtc.scheduling.trace import TraceWriter, replay
 
 __all__ = [
     "AudioReady",

@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..clock import MS, SECOND
-from .slots import Pages, Slots
-from .step import Stage, StageSpec
-from .stream import Priority, Stream
+from breeze_rtc.clock import MS, SECOND
+from breeze_rtc.scheduling.slots import Pages, Slots
+from breeze_rtc.scheduling.step import Stage, StageSpec
+from breeze_rtc.scheduling.stream import Priority, Stream
 
 if TYPE_CHECKING:
-    from .forecast import Forecast
+    from breeze_rtc.scheduling.forecast import Forecast
 
 MAX_LOAD_PERCENT = 88
 """What is left lets chunks stay large: in a machine without any slack all of them shrink, and each frame costs more."""

@@ -21,13 +21,13 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
-from ..clock import MS, SECOND
-from .admission import bucket_of
-from .forecast import Forecast
-from .policy import FirstSound, Order, Policy
-from .step import Stage, StageSpec, Why
-from .stream import NEVER, Feed, Priority, Stream
-from .survey import Survey, Work, by_slack
+from breeze_rtc.clock import MS, SECOND
+from breeze_rtc.scheduling.admission import bucket_of
+from breeze_rtc.scheduling.forecast import Forecast
+from breeze_rtc.scheduling.policy import FirstSound, Order, Policy
+from breeze_rtc.scheduling.step import Stage, StageSpec, Why
+from breeze_rtc.scheduling.stream import NEVER, Feed, Priority, Stream
+from breeze_rtc.scheduling.survey import Survey, Work, by_slack
 
 DEFERRAL_NS = {Priority.LIVE: 40 * MS, Priority.STREAM: 160 * MS, Priority.BATCH: 1_000 * MS}
 """How long a first sound may wait for others."""

@@ -34,8 +34,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from .histogram import Histogram
-from .step import Stage
+from breeze_rtc.scheduling.histogram import Histogram
+from breeze_rtc.scheduling.step import Stage
 
 CostKey = tuple[Stage, int, int]
 """(stage, bucket, size)"""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from .admission import stage_ns
-from .costs import CostTable
-from .step import Stage, StageSpec
-from .stream import Stream
+from breeze_rtc.scheduling.admission import stage_ns
+from breeze_rtc.scheduling.costs import CostTable
+from breeze_rtc.scheduling.step import Stage, StageSpec
+from breeze_rtc.scheduling.stream import Stream
 
 SMALLEST_PIECE = 16
 """Tokens of the smallest kind of prefill step that is told apart; see `costs.size_of`."""

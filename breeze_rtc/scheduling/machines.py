@@ -19,9 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ..clock import US
-from .costs import CostTable, size_of
-from .step import Stage, StageSpec
+from breeze_rtc.clock import US
+from breeze_rtc.scheduling.costs import CostTable, size_of
+from breeze_rtc.scheduling.step import Stage, StageSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from ..clock import MS, SECOND
+from breeze_rtc.clock import MS, SECOND
 
 
 class Ending(Enum):

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
-from ..clock import MS
-from .chunking import LADDER
+from breeze_rtc.clock import MS
+from breeze_rtc.scheduling.chunking import LADDER
 
 
 class Order(Enum):

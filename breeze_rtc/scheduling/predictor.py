@@ -23,8 +23,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..clock import MS, SECOND, ns_to_samples, samples_to_ns
-from ..playback import PlaybackReport
+from breeze_rtc.clock import MS, SECOND, ns_to_samples, samples_to_ns
+from breeze_rtc.playback import PlaybackReport
 
 STALE_NS = SECOND
 """A report older than this is no longer trusted at all."""

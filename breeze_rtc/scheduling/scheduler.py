@@ -21,19 +21,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..clock import samples_to_ns
-from ..errors import Overloaded
-from ..playback import PlaybackReport
-from .admission import Admission, bucket_of
-from .choice import Choice, Chooser
-from .chunking import largest_rung, next_chunk, next_rung, recovery_chunk
-from .costs import CostTable
-from .forecast import Forecast
-from .histogram import Histogram
-from .policy import Policy
-from .predictor import MOVE_BOUNDS, Predictor
-from .slots import Pages, Slots, pages_for
-from .step import (
+from breeze_rtc.clock import samples_to_ns
+from breeze_rtc.errors import Overloaded
+from breeze_rtc.playback import PlaybackReport
+from breeze_rtc.scheduling.admission import Admission, bucket_of
+from breeze_rtc.scheduling.choice import Choice, Chooser
+from breeze_rtc.scheduling.chunking import largest_rung, next_chunk, next_rung, recovery_chunk
+from breeze_rtc.scheduling.costs import CostTable
+from breeze_rtc.scheduling.forecast import Forecast
+from breeze_rtc.scheduling.histogram import Histogram
+from breeze_rtc.scheduling.policy import Policy
+from breeze_rtc.scheduling.predictor import MOVE_BOUNDS, Predictor
+from breeze_rtc.scheduling.slots import Pages, Slots, pages_for
+from breeze_rtc.scheduling.step import (
     FIRST_SOUNDS,
     AudioReady,
     DeadlineMissed,
@@ -50,11 +50,11 @@ from .step import (
     StreamRefused,
     Why,
 )
-from .stream import NEVER, Feed, Priority, Stream
-from .survey import Survey, Work, can_start
+from breeze_rtc.scheduling.stream import NEVER, Feed, Priority, Stream
+from breeze_rtc.scheduling.survey import Survey, Work, can_start
 
 if TYPE_CHECKING:
-    from .trace import TraceWriter
+    from breeze_rtc.scheduling.trace import TraceWriter
 
 PROMPT_TOKENS = 256
 """Prompt positions reserved when a stream of Feed.PREFIX opens; a longer text asks for more when it comes."""

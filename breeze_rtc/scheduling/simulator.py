@@ -15,13 +15,13 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
-from ..clock import MS, SECOND, ns_to_samples, samples_to_ns
-from ..errors import Overloaded
-from ..playback import PlaybackReport
-from .machines import SimulatedCosts, cost_ns
-from .metrics import Delivery, Ending
-from .scheduler import Scheduler
-from .step import (
+from breeze_rtc.clock import MS, SECOND, ns_to_samples, samples_to_ns
+from breeze_rtc.errors import Overloaded
+from breeze_rtc.playback import PlaybackReport
+from breeze_rtc.scheduling.machines import SimulatedCosts, cost_ns
+from breeze_rtc.scheduling.metrics import Delivery, Ending
+from breeze_rtc.scheduling.scheduler import Scheduler
+from breeze_rtc.scheduling.step import (
     AudioReady,
     DeadlineMissed,
     RowResult,
@@ -32,7 +32,7 @@ from .step import (
     StreamFinished,
     StreamRefused,
 )
-from .stream import NEVER, Feed, Priority
+from breeze_rtc.scheduling.stream import NEVER, Feed, Priority
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum, IntEnum
 
-from ..clock import SECOND
-from .predictor import Predictor
-from .step import Stage
+from breeze_rtc.clock import SECOND
+from breeze_rtc.scheduling.predictor import Predictor
+from breeze_rtc.scheduling.step import Stage
 
 NEVER = 1 << 62
 """Later than any time a monotonic clock will say (146 years in ns)."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from operator import attrgetter
 
-from ..clock import MS
-from .chunking import flush_at, largest_rung, longest_chunk
-from .forecast import Forecast
-from .policy import Policy
-from .stream import NEVER, Stream
+from breeze_rtc.clock import MS
+from breeze_rtc.scheduling.chunking import flush_at, largest_rung, longest_chunk
+from breeze_rtc.scheduling.forecast import Forecast
+from breeze_rtc.scheduling.policy import Policy
+from breeze_rtc.scheduling.stream import NEVER, Stream
 
 by_slack = attrgetter("slack_ns", "id")
 

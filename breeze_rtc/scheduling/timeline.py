@@ -10,12 +10,21 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..clock import US
-from ..errors import Overloaded
-from .predictor import Predictor
-from .step import AudioReady, DeadlineMissed, Stage, Step, StreamAdmitted, StreamFailed, StreamFinished, StreamRefused
-from .stream import NEVER, Priority
-from .trace import Played, Replay
+from breeze_rtc.clock import US
+from breeze_rtc.errors import Overloaded
+from breeze_rtc.scheduling.predictor import Predictor
+from breeze_rtc.scheduling.step import (
+    AudioReady,
+    DeadlineMissed,
+    Stage,
+    Step,
+    StreamAdmitted,
+    StreamFailed,
+    StreamFinished,
+    StreamRefused,
+)
+from breeze_rtc.scheduling.stream import NEVER, Priority
+from breeze_rtc.scheduling.trace import Played, Replay
 
 
 @dataclass(slots=True)

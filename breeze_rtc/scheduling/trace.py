@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Overloaded
-from ..playback import PlaybackReport
-from .costs import CostTable
-from .policy import Policy
-from .scheduler import Scheduler
-from .step import RowResult, Stage, StageSpec, Step, StepResult
-from .stream import Feed, Priority
+from breeze_rtc.errors import Overloaded
+from breeze_rtc.playback import PlaybackReport
+from breeze_rtc.scheduling.costs import CostTable
+from breeze_rtc.scheduling.policy import Policy
+from breeze_rtc.scheduling.scheduler import Scheduler
+from breeze_rtc.scheduling.step import RowResult, Stage, StageSpec, Step, StepResult
+from breeze_rtc.scheduling.stream import Feed, Priority
 
 VERSION = 3
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from importlib.resources import files
 
-from ..scheduling.timeline import Timeline
+from breeze_rtc.scheduling.timeline import Timeline
 
 SCRIPTS = ("data.js", "view.js", "drawing.js", "panel.js", "hands.js")
 """They are joined to one, in this order."""
