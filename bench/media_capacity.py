@@ -117,7 +117,7 @@ class LightListener:
             playout.write(1, tuple(packets))
             playout.open()
             self._speaker = SlotSender(
-                transceiver.sender, playout, pacer, clock=clock, on_slot=lambda slot, now: None, on_end=lambda: None
+                transceiver.sender, playout, pacer, clock=clock, on_slot=lambda slot: None, on_end=lambda: None
             )
         self.arrived_ns = array("q")
         self.timestamps = array("Q")

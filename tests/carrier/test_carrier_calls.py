@@ -11,7 +11,6 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import pytest
 import softphone
 from barge_in import LINES, LONG, PHONE, barge_in
 from exchange import exchange
+from greeter import Greeter
 from page import serving, until
 from pressed_keys import keys_heard
 from softphone import Softphone
@@ -27,43 +27,11 @@ from tone_engine import ToneEngine
 from tone_words import begins, words
 
 from breeze_rtc.agent.parrot import GREETING
-from breeze_rtc.agent.session import AgentSession, Callbacks, SpeechHandle, UserTurn
+from breeze_rtc.agent.session import AgentSession, Callbacks
 from breeze_rtc.clock import SECOND, MonotonicClock
 from breeze_rtc.server import phone_call
 
 pytestmark = pytest.mark.skipif(bool(softphone.missing()), reason=softphone.missing() or "no telephone")
-
-
-class Agent:
-    """Says a text as a greeting, and keeps what happened."""
-
-    def __init__(self, greeting: str) -> None:
-        self.greeting = greeting
-        self.sessions: list[AgentSession] = []
-        self.cut: list[SpeechHandle] = []
-        self.turns: list[UserTurn] = []
-        self.keys: list[str] = []
-
-    @property
-    def callbacks(self) -> Callbacks:
-        async def greet(session: AgentSession) -> AsyncIterator[str]:
-            self.sessions.append(session)
-            yield self.greeting
-
-        async def reply(session: AgentSession, turn: UserTurn) -> None:
-            self.turns.append(turn)
-
-        async def interrupted(session: AgentSession, speech: SpeechHandle) -> None:
-            self.cut.append(speech)
-
-        async def key(session: AgentSession, digit: str) -> None:
-            self.keys.append(digit)
-
-        return Callbacks(on_enter=greet, on_user_turn=reply, on_interrupted=interrupted, on_dtmf=key)
-
-    @property
-    def heard(self) -> list[str]:
-        return [message.text for session in self.sessions for message in session.history if message.role == "assistant"]
 
 
 @pytest.mark.parametrize("kind", LINES)
@@ -92,7 +60,7 @@ async def test_a_barge_in_over_a_real_telephone(kind: str, tmp_path: Path) -> No
 
 async def test_a_telephone_that_was_kept_waiting_is_noticed(tmp_path: Path) -> None:
     """Else a busy machine would look like a fault of ours, or the other way round."""
-    agent = Agent(LONG)
+    agent = Greeter(LONG)
     async with serving(agent.callbacks, phone=PHONE) as hall, exchange(hall, "sip") as line:
         with Softphone(tmp_path / "phone", line.uri) as phone:
             await until(lambda: phone.loud_s > 0.3)
@@ -106,7 +74,7 @@ async def test_a_telephone_that_was_kept_waiting_is_noticed(tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", ["twilio", "sip"])
 async def test_keys_of_a_real_telephone(kind: str, tmp_path: Path) -> None:
     """Trap: keys during speech: RFC 4733 over RTP, each key once."""
-    agent = Agent(LONG)
+    agent = Greeter(LONG)
     async with serving(agent.callbacks, phone=PHONE) as hall, exchange(hall, kind) as carrier:
         with Softphone(tmp_path / "phone", carrier.uri) as phone:
             await until(lambda: phone.loud_s > 0.3)
@@ -143,7 +111,7 @@ async def test_keys_that_the_agent_presses_come_out_of_the_telephone(tmp_path: P
 async def test_a_telephone_that_hangs_up_in_mid_speech_leaves_nothing(kind: str, tmp_path: Path) -> None:
     """Reproduction 14 (pipecat#3872).  And the next call to the same program is answered as the first was: what comes
     out of the telephone begins with the first word, and the tail of the old speech is nowhere."""
-    agent = Agent(LONG)
+    agent = Greeter(LONG)
     engine = ToneEngine(tells_words_apart=True)
     async with serving(agent.callbacks, phone=PHONE, engine=engine) as hall, exchange(hall, kind) as carrier:
         for number in range(2):
@@ -169,7 +137,7 @@ async def test_an_agent_that_ends_the_call_hangs_the_telephone_up_after_its_last
 
 
 async def test_a_full_server_makes_the_telephone_busy(tmp_path: Path) -> None:
-    agent = Agent(LONG)
+    agent = Greeter(LONG)
     async with serving(agent.callbacks, phone=PHONE, max_calls=1) as hall, exchange(hall, "sip") as line:
         with Softphone(tmp_path / "one", line.uri) as one, Softphone(tmp_path / "two", line.uri) as two:
             await until(lambda: one.loud_s > 0 or two.loud_s > 0)
@@ -224,7 +192,7 @@ async def test_a_carrier_that_stops_dead_is_let_go(tmp_path: Path, monkeypatch: 
     """Reproduction 36 (pipecat#4806), and the trap of a half-dead socket.  SIGSTOP: its socket stays open and takes
     what fits into it. The session ends within its deadline, all free."""
     monkeypatch.setattr(phone_call, "SILENT_S", 2.0)
-    agent = Agent(LONG)
+    agent = Greeter(LONG)
     async with serving(agent.callbacks, phone=PHONE) as hall, exchange(hall, "twilio") as carrier:
         with Softphone(tmp_path / "phone", carrier.uri) as phone:
             await until(lambda: phone.loud_s > 0.3)

@@ -9,7 +9,6 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,42 +16,18 @@ import softphone
 from barge_in import LONG, PHONE
 from bent_path import Bend, BentPath
 from exchange import exchange
+from greeter import Greeter
 from page import Hall, serving, until
 from softphone import Softphone
 from speech import spoken
 from tone_engine import ToneEngine
 from tone_words import words
 
-from breeze_rtc.agent.session import AgentSession, Callbacks, SpeechHandle
 from breeze_rtc.clock import MS
 from breeze_rtc.server import sip_call
 from breeze_rtc.sip import transactions
 
 pytestmark = pytest.mark.skipif(bool(softphone.missing()), reason=softphone.missing() or "no telephone")
-
-
-class Agent:
-    """Says a text as a greeting, and keeps what happened."""
-
-    def __init__(self, greeting: str = LONG) -> None:
-        self.greeting = greeting
-        self.sessions: list[AgentSession] = []
-        self.cut: list[SpeechHandle] = []
-        self.keys: list[str] = []
-
-    @property
-    def callbacks(self) -> Callbacks:
-        async def greet(session: AgentSession) -> AsyncIterator[str]:
-            self.sessions.append(session)
-            yield self.greeting
-
-        async def interrupted(session: AgentSession, speech: SpeechHandle) -> None:
-            self.cut.append(speech)
-
-        async def key(session: AgentSession, digit: str) -> None:
-            self.keys.append(digit)
-
-        return Callbacks(on_enter=greet, on_interrupted=interrupted, on_dtmf=key)
 
 
 def port(hall: Hall) -> int:
@@ -62,7 +37,7 @@ def port(hall: Hall) -> int:
 
 async def test_a_barge_in_over_a_network_that_loses_and_delays(tmp_path: Path) -> None:
     """5 % of the packets are lost and each comes 0 to 40 ms late, in any order: a word more or less, not more."""
-    agent = Agent()
+    agent = Greeter(LONG)
     async with serving(agent.callbacks, phone=PHONE, engine=ToneEngine(tells_words_apart=True)) as hall:
         with BentPath(port(hall), Bend(loss=0.05, jitter_s=0.04)) as path:
             with Softphone(tmp_path / "phone", path.uri) as phone:
@@ -85,7 +60,7 @@ async def test_a_telephone_that_stops_dead_is_asked_and_let_go(tmp_path: Path, m
     answer; then all is free."""
     monkeypatch.setattr(sip_call, "SILENT_S", 1.0)
     monkeypatch.setattr(transactions, "GIVE_UP_NS", 1500 * MS)
-    agent = Agent()
+    agent = Greeter(LONG)
     async with serving(agent.callbacks, phone=PHONE) as hall:
         with Softphone(tmp_path / "phone", f"sip:agent@127.0.0.1:{port(hall)}") as phone:
             await until(lambda: phone.loud_s > 0.3)
@@ -100,7 +75,7 @@ async def test_a_telephone_that_stops_dead_is_asked_and_let_go(tmp_path: Path, m
 
 
 async def test_a_telephone_that_is_called_hears_the_agent_and_its_keys(tmp_path: Path) -> None:
-    agent = Agent("one two three")
+    agent = Greeter("one two three")
     async with serving(agent.callbacks, phone=PHONE, engine=ToneEngine(tells_words_apart=True)) as hall:
         with Softphone(tmp_path / "phone", "") as phone:
             await until(lambda: "ready" in phone.log())
@@ -119,7 +94,7 @@ async def test_a_telephone_that_is_called_hears_the_agent_and_its_keys(tmp_path:
 
 async def test_pjsip_is_called_and_brings_the_call_to_another_server(tmp_path: Path) -> None:
     """Somebody else's SIP and RTP, the test carrier's: both agents are heard, and keys go through."""
-    here, there = Agent("one two three"), Agent("four five six seven")
+    here, there = Greeter("one two three"), Greeter("four five six seven")
     async with (
         serving(here.callbacks, phone=PHONE) as ours,
         serving(there.callbacks, phone=PHONE) as theirs,
@@ -138,7 +113,7 @@ async def test_pjsip_is_called_and_brings_the_call_to_another_server(tmp_path: P
 
 
 async def test_a_telephone_is_handed_on_to_another_agent(tmp_path: Path) -> None:
-    first, second = Agent("one two three"), Agent("one two")
+    first, second = Greeter("one two three"), Greeter("one two")
     async with (
         serving(first.callbacks, phone=PHONE) as here,
         serving(second.callbacks, phone=PHONE) as there,

@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 from carrier_line import START, CarrierLine
+from greeter import Greeter
 from numpy.typing import NDArray
 from page import Hall, serving, until
 from speech import spoken
@@ -25,7 +26,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
-from breeze_rtc.agent.session import AgentSession, Callbacks, SpeechHandle, UserTurn
+from breeze_rtc.agent.session import AgentSession, Callbacks
 from breeze_rtc.errors import LineCannot
 from breeze_rtc.media.line_codec import LineCodec
 from breeze_rtc.server.phone import Phone
@@ -34,34 +35,6 @@ from breeze_rtc.transport.uplink import RATE
 
 PHONE = Phone("https://agent.example.org", key="secret")
 LONG = "one two three four five six seven eight nine ten eleven twelve"
-
-
-class Agent:
-    """Greets with a text, and keeps what happened."""
-
-    def __init__(self, greeting: str = "one two three") -> None:
-        self.greeting = greeting
-        self.sessions: list[AgentSession] = []
-        self.cut: list[SpeechHandle] = []
-        self.turns: list[UserTurn] = []
-
-    async def greet(self, session: AgentSession) -> AsyncIterator[str]:
-        self.sessions.append(session)
-        yield self.greeting
-
-    async def reply(self, session: AgentSession, turn: UserTurn) -> None:
-        self.turns.append(turn)
-
-    async def interrupted(self, session: AgentSession, speech: SpeechHandle) -> None:
-        self.cut.append(speech)
-
-    @property
-    def callbacks(self) -> Callbacks:
-        return Callbacks(on_enter=self.greet, on_user_turn=self.reply, on_interrupted=self.interrupted)
-
-    @property
-    def heard(self) -> list[str]:
-        return [message.text for session in self.sessions for message in session.history if message.role == "assistant"]
 
 
 def sides(folder: Path) -> NDArray[np.int16]:
@@ -73,7 +46,7 @@ def sides(folder: Path) -> NDArray[np.int16]:
 
 
 @asynccontextmanager
-async def ringing(agent: Agent, phone: Phone = PHONE, **options: Any) -> AsyncIterator[Hall]:
+async def ringing(agent: Greeter, phone: Phone = PHONE, **options: Any) -> AsyncIterator[Hall]:
     async with serving(agent.callbacks, phone=phone, **options) as hall:
         yield hall
 
@@ -91,7 +64,7 @@ async def calling(hall: Hall, path: str = "/phone/secret/twilio", **options: Any
 
 async def test_a_caller_hears_the_greeting_to_its_end() -> None:
     """Three words of 0.4 s, a tone each: all of it comes out of the telephone, and the history has all of it."""
-    agent = Agent()
+    agent = Greeter()
     async with ringing(agent) as hall:
         async with calling(hall) as line:
             await line.start()
@@ -106,7 +79,7 @@ async def test_a_caller_hears_the_greeting_to_its_end() -> None:
 async def test_a_barge_in_silences_the_telephone_and_keeps_what_was_heard() -> None:
     """Reproductions 12 and 15 (cloudflare/agents#2261, fastrtc#341): no clear, and a bot that keeps talking.  A real
     voice over a long greeting: one clear, nothing old after it, and the text as far as it came."""
-    agent = Agent(LONG)
+    agent = Greeter(LONG)
     async with ringing(agent) as hall:
         async with calling(hall) as line:
             await line.start()
@@ -131,7 +104,7 @@ async def test_a_barge_in_silences_the_telephone_and_keeps_what_was_heard() -> N
 async def test_a_call_is_written_down_as_the_telephone_played_it(tmp_path: Path) -> None:
     """The line stalls for 700 ms and brings it at once, and the caller cuts the agent: the file is as long as the
     call, has the agent up to where the carrier was cleared, and the caller's words."""
-    agent = Agent(LONG)
+    agent = Greeter(LONG)
     async with ringing(agent, recordings=tmp_path) as hall:
         async with calling(hall) as line:
             began = asyncio.get_running_loop().time()
@@ -144,8 +117,9 @@ async def test_a_call_is_written_down_as_the_telephone_played_it(tmp_path: Path)
             await until(lambda: bool(agent.turns))
             spoke_s, took_s = line.speech_s, asyncio.get_running_loop().time() - began
         await hall.is_free()
+        over_s = asyncio.get_running_loop().time() - began
     caller, told = sides(tmp_path)
-    assert len(told) / RATE == pytest.approx(took_s, abs=0.3)
+    assert took_s - 0.3 < len(told) / RATE < over_s + 0.3
     assert np.mean(np.abs(told) > 500) * len(told) / RATE == pytest.approx(spoke_s, abs=0.25)
     loud = np.flatnonzero(np.abs(told) > 3_000)
     # What was at the carrier when it was cleared is not there.
@@ -155,7 +129,7 @@ async def test_a_call_is_written_down_as_the_telephone_played_it(tmp_path: Path)
 
 
 async def test_a_caller_who_hangs_up_in_mid_speech_leaves_nothing() -> None:
-    agent = Agent(LONG)
+    agent = Greeter(LONG)
     async with ringing(agent) as hall:
         async with calling(hall) as line:
             await line.start()
@@ -167,7 +141,7 @@ async def test_a_caller_who_hangs_up_in_mid_speech_leaves_nothing() -> None:
 async def test_a_caller_who_comes_back_hears_nothing_of_the_speech_that_was_cut_off() -> None:
     """Reproduction 14 (pipecat#3872): the connection dies in mid-speech, and after it the tail of the old answer plays.
     Each word has a tone of its own: the first half second of the next call is its first word and nothing else."""
-    agent = Agent(LONG)
+    agent = Greeter(LONG)
     engine = ToneEngine(tells_words_apart=True)
     async with ringing(agent, engine=engine) as hall:
         async with calling(hall) as line:
@@ -191,7 +165,7 @@ async def test_a_caller_who_comes_back_hears_nothing_of_the_speech_that_was_cut_
 @pytest.mark.parametrize("stop", [None, {"event": "stop", "streamSid": "MZ1"}])
 async def test_a_caller_who_hangs_up_at_once_leaves_nothing(stop: dict[str, str] | None, after_s: float) -> None:
     """Trap: a caller who hangs up in the first 100 ms: by the socket, or by a stop."""
-    agent = Agent(LONG)
+    agent = Greeter(LONG)
     async with ringing(agent) as hall:
         async with calling(hall) as line:
             await line.start()
@@ -204,7 +178,7 @@ async def test_a_caller_who_hangs_up_at_once_leaves_nothing(stop: dict[str, str]
 
 async def test_a_stop_before_the_start_and_a_second_start_are_survived() -> None:
     """Traps: a stop before the start, and two starts."""
-    agent = Agent()
+    agent = Greeter()
     async with ringing(agent) as hall:
         async with calling(hall) as line:
             await line.socket.send(json.dumps({"event": "stop"}))
@@ -216,7 +190,7 @@ async def test_a_stop_before_the_start_and_a_second_start_are_survived() -> None
 
 
 async def test_messages_against_the_rules_do_not_end_a_call_until_they_are_many() -> None:
-    agent = Agent(LONG)
+    agent = Greeter(LONG)
     async with ringing(agent) as hall:
         async with calling(hall) as line:
             await line.start()
@@ -233,7 +207,7 @@ async def test_messages_against_the_rules_do_not_end_a_call_until_they_are_many(
 async def test_a_codec_nobody_reads_ends_the_call_and_says_what_to_set() -> None:
     start = json.loads(json.dumps(START))
     start["start"]["mediaFormat"]["encoding"] = "audio/amr"
-    async with ringing(Agent()) as hall:
+    async with ringing(Greeter()) as hall:
         async with calling(hall) as line:
             await line.start(start)
             await line.socket.wait_closed()
@@ -242,7 +216,7 @@ async def test_a_codec_nobody_reads_ends_the_call_and_says_what_to_set() -> None
 
 
 async def test_an_agent_that_ends_the_call_hangs_up_after_its_last_word() -> None:
-    agent = Agent()
+    agent = Greeter()
 
     async def farewell(session: AgentSession) -> None:
         await session.say("good bye")
@@ -263,7 +237,7 @@ async def test_keys_reach_the_agent_while_it_speaks_and_it_knows_who_calls() -> 
     start = json.loads(json.dumps(START))
     start["start"]["customParameters"] = {"caller": "+15550100"}
     keys: list[tuple[str, str]] = []
-    agent = Agent("one two")
+    agent = Greeter("one two")
 
     async def key(session: AgentSession, digit: str) -> AsyncIterator[str]:
         keys.append((digit, session.metadata["caller"]))
@@ -284,7 +258,7 @@ async def test_keys_reach_the_agent_while_it_speaks_and_it_knows_who_calls() -> 
 
 async def test_a_line_that_sends_nothing_in_silence_still_gets_its_greeting() -> None:
     """Trap: no inbound media at all, for the trunk suppresses silence: marks are all that comes."""
-    agent = Agent()
+    agent = Greeter()
     async with ringing(agent) as hall:
         async with calling(hall) as line:
             await line.start()
@@ -300,7 +274,7 @@ async def test_a_line_that_sends_nothing_in_silence_still_gets_its_greeting() ->
 
 
 async def test_the_key_is_in_the_path_and_another_gets_nothing() -> None:
-    async with ringing(Agent()) as hall:
+    async with ringing(Greeter()) as hall:
         with pytest.raises(InvalidStatus):
             async with calling(hall, "/phone/guess/twilio"):
                 pass
@@ -309,7 +283,7 @@ async def test_the_key_is_in_the_path_and_another_gets_nothing() -> None:
 
 
 async def test_a_full_server_refuses_the_call_before_it_is_taken() -> None:
-    agent = Agent(LONG)
+    agent = Greeter(LONG)
     async with ringing(agent, max_calls=1) as hall:
         async with calling(hall) as line:
             await line.start()
@@ -322,7 +296,7 @@ async def test_a_full_server_refuses_the_call_before_it_is_taken() -> None:
 
 async def test_calls_of_one_moment_share_the_lines_there_are() -> None:
     """Three sockets before one of them is open: one is taken."""
-    async with ringing(Agent(), max_calls=1) as hall, AsyncExitStack() as sockets:
+    async with ringing(Greeter(), max_calls=1) as hall, AsyncExitStack() as sockets:
         asked = [sockets.enter_async_context(calling(hall)) for _ in range(3)]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         assert sum(isinstance(answer, InvalidStatus) for answer in answers) == 2
@@ -331,7 +305,7 @@ async def test_calls_of_one_moment_share_the_lines_there_are() -> None:
 
 async def test_asterisk_gets_the_protocol_it_asks_for_and_what_its_dialplan_adds_is_known() -> None:
     """`protocols = media`, and `v(from=100)`."""
-    agent = Agent()
+    agent = Greeter()
     async with ringing(agent) as hall:
         address = hall.http.replace("http", "ws") + "/phone/secret/asterisk?from=100"
         async with connect(address, subprotocols=[Subprotocol("media")]) as socket:
@@ -347,7 +321,7 @@ async def test_asterisk_gets_the_protocol_it_asks_for_and_what_its_dialplan_adds
 
 async def test_who_calls_by_twilio_is_known_from_its_webhook() -> None:
     """Its stream does not tell; what the webhook says comes back with it."""
-    async with ringing(Agent()) as hall, httpx.AsyncClient(base_url=hall.http) as client:
+    async with ringing(Greeter()) as hall, httpx.AsyncClient(base_url=hall.http) as client:
         answer = await client.post("/phone/secret/twilio", data={"From": "+15550100", "To": '+49"30', "Digits": "1"})
         assert '<Parameter name="from" value="+15550100"/>' in answer.text
         stream = ElementTree.fromstring(answer.text).find("./Connect/Stream")
@@ -356,7 +330,7 @@ async def test_who_calls_by_twilio_is_known_from_its_webhook() -> None:
 
 
 async def test_without_an_account_nobody_is_put_through_and_the_call_goes_on() -> None:
-    agent = Agent()
+    agent = Greeter()
     port = free_port()
     async with ringing(agent, Phone("http://localhost", key="secret", audio_socket=("127.0.0.1", port))) as hall:
         async with calling(hall) as line:
@@ -373,7 +347,7 @@ async def test_without_an_account_nobody_is_put_through_and_the_call_goes_on() -
 
 
 async def test_the_answer_to_a_carriers_webhook_says_where_to_stream() -> None:
-    async with ringing(Agent()) as hall, httpx.AsyncClient(base_url=hall.http) as client:
+    async with ringing(Greeter()) as hall, httpx.AsyncClient(base_url=hall.http) as client:
         twilio = await client.post("/phone/secret/twilio")
         assert '<Connect><Stream url="wss://agent.example.org/phone/secret/twilio"/></Connect>' in twilio.text
         assert twilio.headers["content-type"].startswith("application/xml")
@@ -404,7 +378,7 @@ async def test_with_twilios_token_only_twilio_gets_in() -> None:
     form = {"CallSid": "CA1", "From": "+14158675310"}
     signature = validator.compute_signature("https://agent.example.org/phone/secret/twilio", form)
     socket_signature = validator.compute_signature("wss://agent.example.org/phone/secret/twilio", {})
-    agent = Agent()
+    agent = Greeter()
     async with ringing(agent, phone) as hall:
         async with httpx.AsyncClient(base_url=hall.http) as client:
             for given, status in ((signature, 200), ("wrong", 403), ("", 403)):
@@ -459,7 +433,7 @@ def free_port() -> int:
 
 async def test_asterisk_hears_the_greeting_over_audiosocket_and_silence_around_it() -> None:
     """Reproduction 51 (asterisk#2089): a peer that sends nothing at all gets its 20 ms from the first moment on."""
-    agent = Agent()
+    agent = Greeter()
     port = free_port()
     async with ringing(agent, Phone("http://localhost", audio_socket=("127.0.0.1", port))) as hall:
         async with AudioSocket(port) as asterisk:
@@ -467,13 +441,15 @@ async def test_asterisk_hears_the_greeting_over_audiosocket_and_silence_around_i
             await until(lambda: agent.heard == ["one two three"])
             took_s = asyncio.get_running_loop().time() - began
             assert 1.15 <= asterisk.speech_s <= 1.3
-            assert abs(len(asterisk.frames) * 0.02 - took_s) < 0.1
+            # On a machine that is busy some are still on their way; never are there more than time has passed.
+            await until(lambda: len(asterisk.frames) * 0.02 > took_s - 0.1)
+            assert len(asterisk.frames) * 0.02 < asyncio.get_running_loop().time() - began + 0.1
         await hall.is_free()
 
 
 async def test_an_audiosocket_call_is_written_down(tmp_path: Path) -> None:
     """Both sides, as long as the call: the agent from its first sample to where a voice cut it, and that voice."""
-    agent = Agent(LONG)
+    agent = Greeter(LONG)
     port = free_port()
     phone = Phone("http://localhost", audio_socket=("127.0.0.1", port))
     async with ringing(agent, phone, recordings=tmp_path) as hall:
@@ -488,8 +464,9 @@ async def test_an_audiosocket_call_is_written_down(tmp_path: Path) -> None:
             took_s = asyncio.get_running_loop().time() - began
             spoke_s = asterisk.speech_s
         await hall.is_free()
+        over_s = asyncio.get_running_loop().time() - began
     caller, told = sides(tmp_path)
-    assert len(told) / RATE == pytest.approx(took_s, abs=0.3)
+    assert took_s - 0.3 < len(told) / RATE < over_s + 0.3
     assert np.mean(np.abs(told) > 500) * len(told) / RATE == pytest.approx(spoke_s, abs=0.15)
     begins = np.flatnonzero(np.abs(caller) > 3_000)[0] / RATE
     assert 1.0 < begins < 2.5
@@ -519,7 +496,7 @@ async def test_an_agent_that_ends_an_audiosocket_call_hangs_up() -> None:
 async def test_an_asterisk_that_stops_dead_is_let_go() -> None:
     """Its connection stays open, and takes nothing any more once its system's buffer is full, a small one here."""
     port = free_port()
-    async with ringing(Agent(LONG), Phone("http://localhost", audio_socket=("127.0.0.1", port))) as hall:
+    async with ringing(Greeter(LONG), Phone("http://localhost", audio_socket=("127.0.0.1", port))) as hall:
         with socket.socket() as dead:
             dead.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             dead.connect(("127.0.0.1", port))
@@ -529,7 +506,7 @@ async def test_an_asterisk_that_stops_dead_is_let_go() -> None:
 
 
 async def test_a_voice_over_audiosocket_interrupts() -> None:
-    agent = Agent(LONG)
+    agent = Greeter(LONG)
     port = free_port()
     async with ringing(agent, Phone("http://localhost", audio_socket=("127.0.0.1", port))) as hall:
         async with AudioSocket(port) as asterisk:

@@ -12,42 +12,18 @@ from typing import Any
 
 import pytest
 import sipp
+from greeter import Greeter
 from page import Hall, serving, until
 
-from breeze_rtc.agent.session import AgentSession, Callbacks
 from breeze_rtc.errors import BadRequest, NoAnswer
 from breeze_rtc.server.phone import Phone
 from breeze_rtc.server.sip import Sip
 from breeze_rtc.sip import digest
 
 
-class Agent:
-    """Greets with a text, and keeps what happened."""
-
-    def __init__(self, greeting: str = "one two three") -> None:
-        self.greeting = greeting
-        self.sessions: list[AgentSession] = []
-        self.keys: list[str] = []
-
-    @property
-    def callbacks(self) -> Callbacks:
-        async def greet(session: AgentSession) -> AsyncIterator[str]:
-            self.sessions.append(session)
-            yield self.greeting
-
-        async def key(session: AgentSession, digit: str) -> None:
-            self.keys.append(digit)
-
-        return Callbacks(on_enter=greet, on_dtmf=key)
-
-    @property
-    def heard(self) -> list[str]:
-        return [message.text for session in self.sessions for message in session.history if message.role == "assistant"]
-
-
 @asynccontextmanager
 async def office(
-    agent: Agent, *, account: str | None = None, password: str = "", **options: Any
+    agent: Greeter, *, account: str | None = None, password: str = "", **options: Any
 ) -> AsyncIterator[Hall]:
     """A server whose door is at any port."""
     phone = Phone("https://agent.example.org", key="secret", sip=Sip("127.0.0.1:0", account, password))
@@ -63,7 +39,7 @@ def uri(hall: Hall, transport: str = "udp") -> str:
 @pytest.mark.parametrize("transport", ["udp", "tcp"])
 async def test_one_server_calls_another_and_both_are_heard(transport: str) -> None:
     """Keys go over, the caller knows whom it called, and who hangs up ends it on both sides."""
-    here, there = Agent("one two three"), Agent("four five six seven")
+    here, there = Greeter("one two three"), Greeter("four five six seven")
     async with office(here) as ours, office(there) as theirs:
         calling = asyncio.create_task(ours.server.dial("sip", uri(theirs, transport), caller=""))
         await until(lambda: bool(here.sessions) and bool(there.sessions))
@@ -80,7 +56,7 @@ async def test_one_server_calls_another_and_both_are_heard(transport: str) -> No
 
 
 async def test_a_call_that_nobody_takes_says_why() -> None:
-    async with office(Agent()) as ours, office(Agent(), max_calls=0) as theirs:
+    async with office(Greeter()) as ours, office(Greeter(), max_calls=0) as theirs:
         assert ours.server.sip is not None
         with pytest.raises(NoAnswer, match="486 Busy Here"):
             await ours.server.sip.call(uri(theirs))
@@ -94,8 +70,8 @@ async def test_a_call_that_nobody_takes_says_why() -> None:
 
 async def test_calls_of_one_moment_share_the_lines_there_are() -> None:
     """Three invitations before one of them has its ports: one is taken, and the others hear that it is busy."""
-    there = Agent("one two three")
-    async with office(Agent()) as ours, office(there, max_calls=1) as theirs:
+    there = Greeter("one two three")
+    async with office(Greeter()) as ours, office(there, max_calls=1) as theirs:
         calls = [asyncio.create_task(ours.server.dial("sip", uri(theirs), caller="")) for _ in range(3)]
         await until(lambda: sum(call.done() for call in calls) == 2)
         assert ["486" in str(call.exception()) for call in calls if call.done()] == [True, True]
@@ -108,7 +84,7 @@ async def test_calls_of_one_moment_share_the_lines_there_are() -> None:
 
 
 async def test_a_server_that_stops_hangs_up() -> None:
-    here, there = Agent("one " * 50), Agent("two " * 50)
+    here, there = Greeter("one " * 50), Greeter("two " * 50)
     async with office(there) as theirs:
         async with office(here) as ours:
             assert ours.server.sip is not None
@@ -144,7 +120,7 @@ async def test_a_telephone_that_takes_the_call_without_sound_is_given_up_at_once
     loop = asyncio.get_running_loop()
     transport, _ = await loop.create_datagram_endpoint(VideoTelephone, local_addr=("127.0.0.1", 0))
     port = transport.get_extra_info("sockname")[1]
-    async with office(Agent(), max_calls=1) as hall:
+    async with office(Greeter(), max_calls=1) as hall:
         async with asyncio.timeout(10):
             with pytest.raises(NoAnswer, match=r"no G\.711 audio"):
                 await hall.server.dial("sip", f"sip:video@127.0.0.1:{port}", caller="")
@@ -191,7 +167,7 @@ async def test_an_account_is_registered_with_its_password_and_leaves(password: s
     loop = asyncio.get_running_loop()
     transport, registrar = await loop.create_datagram_endpoint(Registrar, local_addr=("127.0.0.1", 0))
     port = transport.get_extra_info("sockname")[1]
-    async with office(Agent(), account=f"sip:agent@127.0.0.1:{port}", password=password) as hall:
+    async with office(Greeter(), account=f"sip:agent@127.0.0.1:{port}", password=password) as hall:
         door = hall.server.sip
         assert door is not None
         await until(lambda: door.registered == status)
@@ -200,11 +176,11 @@ async def test_an_account_is_registered_with_its_password_and_leaves(password: s
 
 
 async def test_an_address_that_is_taken_is_said_in_words() -> None:
-    async with office(Agent()) as hall:
+    async with office(Greeter()) as hall:
         assert hall.server.sip is not None
         phone = Phone("https://a.example", sip=Sip(f"127.0.0.1:{hall.server.sip.port}"))
         with pytest.raises(BadRequest, match=r"cannot answer SIP at 127\.0\.0\.1"):
-            async with serving(Agent().callbacks, phone=phone):
+            async with serving(Greeter().callbacks, phone=phone):
                 pass
 
 
@@ -214,10 +190,10 @@ async def test_a_door_that_cannot_register_leaves_its_address() -> None:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     lost = Phone("https://a.example", sip=Sip(address, "sip:agent@nowhere.invalid", "secret"))
     with pytest.raises(BadRequest, match=r"--sip-account: nowhere\.invalid has no address"):
-        async with serving(Agent().callbacks, phone=lost):
+        async with serving(Greeter().callbacks, phone=lost):
             pass
     await asyncio.sleep(0)  # asyncio closes a datagram socket in the loop's next round.
-    async with serving(Agent().callbacks, phone=Phone("https://a.example", sip=Sip(address))) as hall:
+    async with serving(Greeter().callbacks, phone=Phone("https://a.example", sip=Sip(address))) as hall:
         assert hall.server.sip is not None
 
 
@@ -227,7 +203,7 @@ async def test_so_many_calls_of_sipp_at_once_are_answered_and_end_well(
     count: int, transport: str, tmp_path: Path
 ) -> None:
     """Each with sound both ways, and all of them open at one time."""
-    agent = Agent("one two three four")
+    agent = Greeter("one two three four")
     async with office(agent, max_calls=count) as hall:
         assert hall.server.sip is not None
         code, said = await sipp.calls(
