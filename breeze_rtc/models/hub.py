@@ -8,13 +8,18 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 from collections.abc import Collection
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from breeze_rtc.errors import CheckpointError
 from breeze_rtc.models.weights import read_json
 
 PATTERNS = ["*.json", "*.safetensors", "merges.txt"]
+CONNECT_S = 5.0
+"""Nothing that is there takes longer to be connected with, however slow it is then."""
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -47,7 +52,7 @@ def download(repository: str, kinds: Collection[str]) -> Path:
     weights are fetched.  Raises CheckpointError with what to do: offline, no such repository, no permission.
     """
     try:
-        from huggingface_hub import hf_hub_download, snapshot_download
+        from huggingface_hub import constants, hf_hub_download, snapshot_download
         from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
     except ImportError:
         if cached(repository) is not None:
@@ -56,6 +61,8 @@ def download(repository: str, kinds: Collection[str]) -> Path:
             f"{repository} is not in the Hugging Face cache, and to download it takes the extra 'hub': "
             "pip install 'breeze_rtc[hub]'"
         ) from None
+    if cached(repository) is None and not _is_reachable(constants.ENDPOINT):
+        raise _unreachable(repository)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # what goes wrong is said below, once
     try:
         config = read_json(Path(hf_hub_download(repository, "config.json")))
@@ -77,12 +84,30 @@ def download(repository: str, kinds: Collection[str]) -> Path:
             f"no folder {repository} is here, and no model of that name at huggingface.co, or it is private"
         ) from error
     except LocalEntryNotFoundError as error:
-        raise CheckpointError(
-            f"no folder {repository} is here nor in the Hugging Face cache, and huggingface.co cannot be reached: run "
-            f"'hf download {repository} --local-dir FOLDER' where it can, copy the folder and give it as --model"
-        ) from error
+        raise _unreachable(repository) from error
     except OSError as error:
         raise CheckpointError(f"{repository} cannot be downloaded: {error}") from error
+
+
+def _is_reachable(endpoint: str) -> bool:
+    """Whether anything can be connected with there; the client itself would try for half a minute.  What a proxy can
+    reach is not known, and taken for reachable."""
+    if getproxies():
+        return True
+    address = urlsplit(endpoint)
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        with socket.create_connection((address.hostname or "", port), timeout=CONNECT_S):
+            return True
+    except OSError:
+        return False
+
+
+def _unreachable(repository: str) -> CheckpointError:
+    return CheckpointError(
+        f"no folder {repository} is here nor in the Hugging Face cache, and huggingface.co cannot be reached: run "
+        f"'hf download {repository} --local-dir FOLDER' where it can, copy the folder and give it as --model"
+    )
 
 
 def _snapshots(repository: str) -> Path:

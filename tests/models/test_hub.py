@@ -157,6 +157,30 @@ def test_without_a_network_the_next_step_is_said(tmp_path: Path, environment: di
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "https://nowhere.invalid"])
+def test_without_a_network_the_client_is_not_even_asked(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would try again and again, for half a minute."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: pytest.fail("the client was asked"))
+    monkeypatch.setattr(hub, "getproxies", dict)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(CheckpointError, match="cannot be reached"):
+        hub.download("org/voice", ("breeze",))
+
+
+def test_what_stands_behind_a_proxy_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "llama"}')
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_: str(config))
+    monkeypatch.setattr(hub, "getproxies", lambda: {"https": "http://proxy.example:3128"})
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(CheckpointError, match="of model type 'llama'"):
+        hub.download("org/voice", ("breeze",))
+
+
 def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the model is in the cache already."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
