@@ -361,13 +361,18 @@ class WindowCache:
 
 
 class StreamingDecoder(nn.Module):
-    """What decoders of codes share: the state of their streams."""
+    """What decoders of codes share: the codebooks, and the state of their streams."""
 
-    codebooks: nn.Parameter
-
-    def __init__(self, block: BlockConfig, layers: int, window: int) -> None:
-        """Of the transformer inside."""
+    def __init__(
+        self, *, codebooks: tuple[int, int, int], mixed: int, block: BlockConfig, layers: int, window: int
+    ) -> None:
+        """codebooks: their number, the entries of one, the size of an entry.  mixed: the size of what a frame's entries
+        become.  block, layers, window: of the transformer inside."""
         super().__init__()
+        code_dim = codebooks[-1]
+        self.codebooks = nn.Parameter(torch.randn(codebooks) * code_dim**-0.5)
+        self.mix_first = nn.Linear(code_dim, mixed, bias=False)
+        self.mix_rest = nn.Linear(code_dim, mixed, bias=False)
         self._kept = layers * 2 * block.kv_heads * (window - 1) * block.head_dim
 
     @property
@@ -383,6 +388,19 @@ class StreamingDecoder(nn.Module):
             frames=torch.zeros(slots + 1, dtype=torch.int64, device=like.device),
             head=None,
         )
+
+    def dequantize(self, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """codes (B, K, T) int64 -> entries of codebook 0, and the sum over the others, each (B, T, code_dim)."""
+        first, *others = (F.embedding(codes[:, k], self.codebooks[k]) for k in range(codes.shape[1]))
+        rest = torch.zeros_like(first)
+        for entries in others:
+            rest = rest + entries
+        return first, rest
+
+    def mix(self, first: Tensor, rest: Tensor) -> Tensor:
+        """What `dequantize` returns -> (B, T, mixed)."""
+        out: Tensor = self.mix_first(first) + self.mix_rest(rest)
+        return out
 
     def hear(self, codes: Tensor) -> Heard:
         """What a stream remembers that goes on where a recording ends: codes (T, K) int64, T >= 1."""
@@ -400,12 +418,11 @@ class CodecDecoder(StreamingDecoder):
     """Codes -> samples.  `features` is the part that nano's training needs: everything before the synthesis."""
 
     def __init__(self, config: CodecConfig) -> None:
-        super().__init__(config.block, config.layers, config.window)
-        self.config = config
         c = config
-        self.codebooks = nn.Parameter(torch.randn(c.codebooks, c.codes, c.code_dim) * c.code_dim**-0.5)
-        self.mix_first = nn.Linear(c.code_dim, c.mixed, bias=False)
-        self.mix_rest = nn.Linear(c.code_dim, c.mixed, bias=False)
+        super().__init__(
+            codebooks=(c.codebooks, c.codes, c.code_dim), mixed=c.mixed, block=c.block, layers=c.layers, window=c.window
+        )
+        self.config = config
         self.before = CausalConv(c.mixed, c.latent, 3)
         self.enter = nn.Linear(c.latent, c.block.hidden)
         self.layers = nn.ModuleList(Block(c.block, layer_scale=c.layer_scale) for _ in range(c.layers))
@@ -432,19 +449,6 @@ class CodecDecoder(StreamingDecoder):
             like = self.codebooks
             state.head = self.synthesis.new_state(slots, dtype=like.dtype, device=like.device)
         return state
-
-    def dequantize(self, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """codes (B, K, T) int64 -> entries of codebook 0, and the sum over the others, each (B, T, code_dim)."""
-        first, *others = (F.embedding(codes[:, k], self.codebooks[k]) for k in range(codes.shape[1]))
-        rest = torch.zeros_like(first)
-        for entries in others:
-            rest = rest + entries
-        return first, rest
-
-    def mix(self, first: Tensor, rest: Tensor) -> Tensor:
-        """What `dequantize` returns -> (B, T, mixed), the trunk's input."""
-        out: Tensor = self.mix_first(first) + self.mix_rest(rest)
-        return out
 
     def trunk(self, mixed: Tensor, tape: Tape | None = None) -> Tensor:
         """(B, T, mixed) -> (B, T * steps, latent)."""

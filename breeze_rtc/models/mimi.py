@@ -99,13 +99,12 @@ class MimiDecoder(StreamingDecoder):
     """Codes -> samples."""
 
     def __init__(self, config: MimiConfig) -> None:
-        super().__init__(config.block, config.layers, config.window)
-        self.config = config
         c = config
         hidden, (first, inner, last) = c.block.hidden, c.kernels
-        self.codebooks = nn.Parameter(torch.randn(c.codebooks, c.codes, c.code_dim) * c.code_dim**-0.5)
-        self.mix_first = nn.Linear(c.code_dim, hidden, bias=False)
-        self.mix_rest = nn.Linear(c.code_dim, hidden, bias=False)
+        super().__init__(
+            codebooks=(c.codebooks, c.codes, c.code_dim), mixed=hidden, block=c.block, layers=c.layers, window=c.window
+        )
+        self.config = config
         self.upsample = ChannelUpsample(hidden)
         self.layers = nn.ModuleList(Layer(c.block) for _ in range(c.layers))
         self.rope = Rope(c.block.head_dim, c.rope)
@@ -115,15 +114,6 @@ class MimiDecoder(StreamingDecoder):
             MimiStage(width, rate, inner, c.compress) for width, rate in zip(widths, c.rates, strict=True)
         )
         self.last = CausalConv(c.filters, 1, last)
-
-    def latents(self, codes: Tensor) -> Tensor:
-        """codes (B, K, T) int64 -> (B, T, hidden)."""
-        first, *others = (F.embedding(codes[:, k], self.codebooks[k]) for k in range(codes.shape[1]))
-        rest = torch.zeros_like(first)
-        for entries in others:
-            rest = rest + entries
-        out: Tensor = self.mix_first(first) + self.mix_rest(rest)
-        return out
 
     def transform(self, x: Tensor, tape: Tape | None) -> Tensor:
         """The transformer over positions: (B, T, hidden) -> the same shape."""
@@ -156,7 +146,7 @@ class MimiDecoder(StreamingDecoder):
         if state is not None:
             assert slots is not None
             tape = state.tape(slots)
-        x = self.transform(self.upsample(self.latents(codes), tape), tape)
+        x = self.transform(self.upsample(self.mix(*self.dequantize(codes)), tape), tape)
         x = self.first(x, tape)
         for stage in self.stages:
             x = stage(x, tape)

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class SpeakerEncoderConfig:
+    """Sizes of the encoder; where the checkpoint says none, they are these."""
+
     output: int
     """Width of the vector, the backbone's."""
     mels: int = 128
@@ -137,6 +139,8 @@ def _moments(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class SpeakerEncoder(nn.Module):
+    """Mel spectra -> vectors; `vector` goes all the way from a recording."""
+
     def __init__(self, config: SpeakerEncoderConfig) -> None:
         super().__init__()
         self.config = config
