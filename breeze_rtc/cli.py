@@ -238,7 +238,7 @@ def _serve(
             chat = thinking.chat(stack) if given is None else None
             if chat is not None:
                 await stack.enter_async_context(chat)
-            url = _url(serving.host, address.getsockname()[1])
+            url = door.page_url(serving.host, address.getsockname()[1])
             phone = line(url) if line is not None else None
             server = door.VoiceServer(
                 given or callbacks(chat, serving.voice),
@@ -312,12 +312,6 @@ class _StartBars:
             self._progress.stop()
 
 
-def _url(host: str, port: int) -> str:
-    # A browser lends the microphone to localhost and to https only; "all addresses" is no address to visit.
-    shown = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{port}/"
-
-
 def _open(url: str) -> None:
     # A thread: some browsers' launchers wait until the browser is closed.
     threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
@@ -341,16 +335,7 @@ def console(
     thinking.check()
     with ExitStack() as stack:
         agent = callbacks(thinking.chat(stack), voice)
-        door.run(
-            agent,
-            text=text,
-            model=speaking.model,
-            device=speaking.device,
-            threads=speaking.threads,
-            weights=speaking.weights,
-            voices=speaking.folder,
-            recogniser=hearing.ears,
-        )
+        door.run(agent, text=text, engine=speaking.engine(), recogniser=hearing.ears)
 
 
 @app.command()

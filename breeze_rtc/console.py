@@ -13,7 +13,6 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
 import numpy as np
@@ -343,15 +342,15 @@ def run(
     callbacks: Callbacks,
     *,
     text: bool = False,
-    model: str = "nano",
-    device: str = "cpu",
-    threads: int = 1,
-    weights: str = "",
-    voices: Path | None = None,
+    engine: Engine | None = None,
     recogniser: Callable[[], Any] | None = None,
 ) -> None:
-    """Talk to an agent in this terminal.  text: by typing alone, without a sound card."""
-    engine = Engine(model, device=device, threads=threads, weights=weights, voices=voices, measures=False)
+    """Talk to an agent in this terminal.
+
+    text: by typing alone, without a sound card.  engine: what speaks, not started yet; by default with the nano voice.
+    recogniser: makes what understands the microphone; by default moonshine.
+    """
+    engine = engine or Engine(measures=False)
     asyncio.run(_run(callbacks, engine, text=text, recogniser=recogniser))
 
 

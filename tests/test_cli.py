@@ -16,6 +16,7 @@ import pytest
 from breeze_rtc import cli
 from breeze_rtc.errors import BadRequest
 from breeze_rtc.options import Relays
+from breeze_rtc.runtime.engine import Engine
 from breeze_rtc.scheduling.chunking import LADDER
 from breeze_rtc.scheduling.machines import H100_GRAPH_COSTS, H100_SPECS, warmed_up
 from breeze_rtc.scheduling.scheduler import Scheduler
@@ -177,18 +178,13 @@ def test_text_comes_from_standard_input_too(run, monkeypatch: pytest.MonkeyPatch
     assert (code, "the text is empty" in err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [
-        ("127.0.0.1", "http://127.0.0.1:8000/"),
-        ("0.0.0.0", "http://localhost:8000/"),
-        ("::1", "http://[::1]:8000/"),
-        ("example.org", "http://example.org:8000/"),
-    ],
-)
-def test_the_printed_address_can_be_visited(host: str, url: str) -> None:
-    """A browser lends no microphone to 0.0.0.0."""
-    assert cli._url(host, 8000) == url
+def test_the_terminal_speaks_with_what_was_asked_for(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+    monkeypatch.setattr("breeze_rtc.console.run", lambda callbacks, **how: given.update(how))
+    assert run("console", "--text", "--threads", "2", "--weights", "int8", "--codec-device", "cpu")[0] == 0
+    engine = given["engine"]
+    assert isinstance(engine, Engine)
+    assert (engine._threads, engine._weights, engine._codec_device) == (2, "int8", "cpu")
 
 
 def test_doctor_looks_at_every_part() -> None:

@@ -26,10 +26,6 @@ class LineCodec:
     is_big_endian: bool = False
     """L16 only: network order (RFC 3551 section 4.5.11), which some carriers write and others do not."""
 
-    @property
-    def bytes_per_sample(self) -> int:
-        return 2 if self.name == "L16" else 1
-
     def encode(self, samples: NDArray[np.float32]) -> bytes:
         """(N,) in [-1, 1] -> bytes; what lies beyond is clipped."""
         return self.write(np.clip(np.rint(samples * 32_768.0), -32_768, 32_767).astype(np.int16))

@@ -39,8 +39,7 @@ _FLAPPING = frozenset("AIOWYiuæɑəɛɪɹʊʌ")
 SOUNDS = "AIOQWYaiuæɑɔəɛɜɪʊʌᵻɐᵊbdfhjklmnpstvwzðŋɡɹʃʒʤʧθTx"
 """Phonemes of the lexicon, misaki's alphabet: capitals are diphthongs, T is a flapped t."""
 LETTERS = {letter: index for index, letter in enumerate("abcdefghijklmnopqrstuvwxyz'", 1)}
-"""Letter -> token of a word the lexicon does not know."""
-PAD = 0
+"""Letter -> token of a word the lexicon does not know; token 0 pads."""
 SPACE = len(LETTERS) + 1
 PUNCTUATION = {mark: SPACE + 1 + index for index, mark in enumerate(".,;:!?…")}
 _FIRST_SOUND = SPACE + 1 + len(PUNCTUATION)

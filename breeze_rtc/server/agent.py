@@ -8,6 +8,7 @@ import runpy
 import sys
 import webbrowser
 from collections.abc import Callable
+from contextlib import closing
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,20 +129,21 @@ class Agent:
         """
         if _is_being_read.get():
             raise _Ran(self, sorted(options))
-        url = f"http://{host}:{port}/"
-
-        def ready(server: VoiceServer) -> None:
-            print(f"Talk to the agent at {url}")
-            if server.listen_fix:
-                print(server.listen_fix)
-            if open_browser:
-                webbrowser.open(url)
-
         try:
             if sys.argv[1:2] == ["console"]:
                 self.console(text="--text" in sys.argv[2:])
                 return
-            door.run(VoiceServer(self.callbacks, on_ready=ready, **options), host=host, port=port)
+            with closing(door.listen(host, port)) as address:
+                url = door.page_url(host, address.getsockname()[1])
+
+                def ready(server: VoiceServer) -> None:
+                    print(f"Talk to the agent at {url}")
+                    if server.listen_fix:
+                        print(server.listen_fix)
+                    if open_browser:
+                        webbrowser.open(url)
+
+                door.run(VoiceServer(self.callbacks, on_ready=ready, **options), address)
         except BreezeError as error:
             sys.exit(f"error: {error}")
 

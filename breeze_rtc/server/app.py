@@ -36,16 +36,8 @@ from breeze_rtc.agent.listen import Listener, ListenFailed, Recogniser
 from breeze_rtc.agent.session import Callbacks
 from breeze_rtc.agent.vad import VoiceActivity
 from breeze_rtc.clock import SECOND, Clock, MonotonicClock, wall_offset_ns
-from breeze_rtc.errors import (
-    BadRequest,
-    EngineClosed,
-    MissingExtra,
-    Overloaded,
-    UnknownVoice,
-)
-from breeze_rtc.runtime.engine import (
-    Engine,
-)
+from breeze_rtc.errors import BadRequest, EngineClosed, MissingExtra, Overloaded, UnknownVoice
+from breeze_rtc.runtime.engine import Engine
 from breeze_rtc.runtime.process import freeze_heap
 from breeze_rtc.server import metrics as metrics_module
 from breeze_rtc.server.call import RETURN_S, SILENT_PAGE_S, PageCall, refuse
@@ -469,6 +461,13 @@ def _why_not(error: OSError, host: str, port: int) -> str:
     return f"cannot listen on {host}:{port}: {error.strerror or error}"
 
 
+def page_url(host: str, port: int) -> str:
+    """Where a browser on this machine finds the page of a server that listens at `host`."""
+    # A browser lends the microphone to localhost and to https only; "all addresses" is no address to visit.
+    shown = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}/"
+
+
 def http_server(server: VoiceServer) -> uvicorn.Server:
     """uvicorn with our limits; the server's life is held outside, for uvicorn prints tracebacks of plain sentences."""
     return uvicorn.Server(
@@ -505,9 +504,9 @@ async def serving(server: VoiceServer, address: socket.socket) -> AsyncIterator[
             await running
 
 
-def run(server: VoiceServer, *, host: str = "127.0.0.1", port: int = 8000) -> None:
-    """Serve until Ctrl-C, on uvloop where there is one."""
-    with closing(listen(host, port)) as address, asyncio.Runner(loop_factory=loop_factory()) as runner:
+def run(server: VoiceServer, address: socket.socket) -> None:
+    """Serve until Ctrl-C, on uvloop where there is one.  address: from `listen`."""
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve(server, address))
 
 

@@ -195,10 +195,6 @@ class RtpLine(PacedLine):
         return self._keys_type is not None
 
     @property
-    def is_pressing(self) -> bool:
-        return self._keypad.is_busy
-
-    @property
     def path_delay_ns(self) -> int:
         if self._playhead is None:
             return self._ear_delay_ns

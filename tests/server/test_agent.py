@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import closing
@@ -72,3 +73,10 @@ def test_what_keeps_an_agent_from_starting_is_one_sentence() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(SystemExit, match=f"error: port {port} is in use"):
             Agent().run(port=port, engine=ToneEngine(), listens=False)
+
+
+def test_an_agent_says_where_its_page_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """All addresses are none to visit, and a free port is known once it is taken."""
+    monkeypatch.setattr("breeze_rtc.server.app.run", lambda server, address: server._on_ready(server))
+    Agent().run(host="0.0.0.0", port=0, engine=ToneEngine(), listens=False)
+    assert re.search(r"http://localhost:[1-9]\d+/\n", capsys.readouterr().out)

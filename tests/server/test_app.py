@@ -26,7 +26,7 @@ from breeze_rtc.agent.figures import Timeline, TurnFigures
 from breeze_rtc.agent.session import Callbacks
 from breeze_rtc.errors import BadRequest, CheckpointError
 from breeze_rtc.server.agent import Agent
-from breeze_rtc.server.app import SWITCH_INTERVAL_S, VoiceServer, create_app, listen, web_folder
+from breeze_rtc.server.app import SWITCH_INTERVAL_S, VoiceServer, create_app, listen, page_url, web_folder
 
 
 @pytest.fixture
@@ -291,3 +291,17 @@ async def test_a_model_that_cannot_be_loaded_stops_the_start() -> None:
     with pytest.raises(CheckpointError, match="no such checkpoint"):
         async with server.lifespan():
             pass
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000/"),
+        ("0.0.0.0", "http://localhost:8000/"),
+        ("::1", "http://[::1]:8000/"),
+        ("example.org", "http://example.org:8000/"),
+    ],
+)
+def test_the_printed_address_can_be_visited(host: str, url: str) -> None:
+    """A browser lends no microphone to 0.0.0.0."""
+    assert page_url(host, 8000) == url

@@ -300,7 +300,6 @@ def test_keys_leave_beside_speech_and_in_the_place_of_silence() -> None:
     assert {packet.payload for packet in sound[4:]} == {160 * b"\xff"}
     numbers = [packet.sequence_number for _, packet, _ in wire.sent]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    assert not wire.line.is_pressing
 
 
 def test_a_line_on_hold_gets_no_sound_and_its_speech_waits() -> None:
