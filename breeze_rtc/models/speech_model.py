@@ -166,8 +166,8 @@ class SpeechModel(nn.Module):
         where it is not there; `tiny`, `tiny-pointer`, `mid` and `breeze-tts-2-random` are made on the spot, speak noise
         and need no file.
         device: large weights are read straight to it; others are moved there by the executor.  weights: "int8" or
-        "fp8" keeps the large layers in half the memory, see `quantised`.  told: how much of a
-        large checkpoint has been read, 0 to 1.
+        "fp8" keeps the large layers in half the memory, see `quantised`.  told: how much of a large checkpoint has been
+        read, 0 to 1.
         """
         # Reading weights knows this class, so this class meets it late.
         from breeze_rtc.models.checkpoint import load

@@ -80,9 +80,11 @@ class Telephones:
             self.sip = door
 
     async def close(self) -> None:
-        """No more calls come in, and those by SIP are hung up."""
+        """No more calls come in, those by SIP are hung up, and those by AudioSocket, which have been told to stop, have
+        ended.  Carriers' sockets are their server's."""
         if self._audio_socket is not None:
             self._audio_socket.close()
+        await asyncio.gather(*self._holding, return_exceptions=True)
         if self.sip is not None:
             await self.sip.close()
 

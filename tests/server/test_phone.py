@@ -493,6 +493,17 @@ async def test_an_agent_that_ends_an_audiosocket_call_hangs_up() -> None:
         await hall.is_free()
 
 
+async def test_a_server_that_stops_hangs_up_on_asterisk_before_its_engine_stops() -> None:
+    port = free_port()
+    async with AsyncExitStack() as stack:
+        async with ringing(Greeter(LONG), Phone("http://localhost", audio_socket=("127.0.0.1", port))) as hall:
+            asterisk = await stack.enter_async_context(AudioSocket(port))
+            await until(lambda: asterisk.speech_s > 0.3)
+        assert not hall.server._calls
+        assert not hall.engine.open
+        await until(lambda: asterisk.has_ended)
+
+
 async def test_an_asterisk_that_stops_dead_is_let_go() -> None:
     """Its connection stays open, and takes nothing any more once its system's buffer is full, a small one here."""
     port = free_port()
