@@ -10,7 +10,8 @@ PREFILL; the frames per row for CODEC; 1 for BACKBONE and DEPTH.  A prediction i
   median, or the smaller of the last two if that is more.  So one stall moves nothing, a machine that becomes three
   times slower is believed at the second slow step and one that becomes faster at the eighth, and kinds of step that
   have not run since are believed slower or faster along with those that have.  What lasts becomes the level of the
-  kinds that run, with a time constant of 2,000 steps, or else the two would drift against each other.
+  kinds that run, with a time constant of 2,000 steps, or else the two would drift against each other.  A machine that
+  is another one from now on cannot be told from a load that will pass; who knows says so (`take_over`).
 - The *margin* makes of that typical time one that `COVERED_TENTHS` of ten steps do not exceed.  It is a quantile
   tracker: up by nine units after a step that took longer than predicted, down by one after one that did not.  As the
   ups and downs of a bounded number add up to little, in the long run one step in ten takes longer, whatever the
@@ -31,7 +32,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from breeze_rtc.scheduling.histogram import Histogram
@@ -125,11 +126,12 @@ class CostTable:
         self.stumble_ns = 0
         # Goes up with every observation: what was looked up before may have changed.
         self.version = 0
+        # What was known of each stage that was taken over, before it was: its kinds, and its line of `state`.
+        self._before: dict[Stage, tuple[list[list[Any]], list[Any]]] = {}
         # What `predict_ns` has answered; forgotten when the stage learns something.
         self._predicted: dict[Stage, dict[CostKey, int]] = {stage: {} for stage in Stage}
         for key, duration_ns in (measured or {}).items():
-            for _ in range(MEASURED_COUNTS):
-                self._learn(key, duration_ns)
+            self._begin_with(key, duration_ns)
 
     def predict_ns(self, stage: Stage, bucket: int, units: int = 1) -> int:
         """The time a step of `stage` padded to `bucket` rows will very likely not exceed.
@@ -168,6 +170,22 @@ class CostTable:
             pace.follow(duration_ns * ONE // level)
         self._learn(key, duration_ns * ONE // pace.usual)
 
+    def take_over(self, stage: Stage, measured: Mapping[tuple[int, int], int]) -> None:
+        """The stage runs in another way from now on, as when CUDA graphs take it over: nothing that was learnt of it is
+        true any more, of kinds that were not measured either.
+
+        measured: ns by (bucket, size), of one kind at least; each counts as it would before serving.
+        """
+        assert measured, "a stage of which nothing is known would be predicted to take no time"
+        levels = self._levels[stage]
+        self._before.setdefault(stage, (self._kinds(levels), self._line(stage)))
+        for key in levels:
+            del self._recent[key], self._sorted[key]
+        levels.clear()
+        self._paces[stage] = _Pace()
+        for (bucket, size), duration_ns in measured.items():
+            self._begin_with((stage, bucket, size), duration_ns)
+
     def margin(self, stage: Stage) -> int:
         """The margin of a stage now, in parts of `ONE`."""
         return self._paces[stage].margin
@@ -175,12 +193,20 @@ class CostTable:
     def state(self) -> dict[str, Any]:
         """Everything learnt, as plain values to be written down."""
         return {
-            "kinds": [[int(key[0]), key[1], key[2], list(recent)] for key, recent in self._recent.items()],
-            "stages": [
-                [int(stage), pace.margin, pace.mean_sum, list(pace.ratios)] for stage, pace in self._paces.items()
-            ],
+            "kinds": self._kinds(self._recent),
+            "stages": [self._line(stage) for stage in self._paces],
             "stumble_ns": self.stumble_ns,
         }
+
+    def state_at_start(self) -> dict[str, Any]:
+        """As `state`, but of stages that were taken over what was learnt before: what the next start begins with, which
+        runs in the old way at first."""
+        before = self._before
+        kinds = self._kinds(key for key in self._recent if key[0] not in before)
+        for stage_kinds, _ in before.values():
+            kinds += stage_kinds
+        lines = [before[stage][1] if stage in before else self._line(stage) for stage in self._paces]
+        return self.state() | {"kinds": kinds, "stages": lines}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> CostTable:
@@ -197,6 +223,18 @@ class CostTable:
                 pace.follow(_natural(ratio))
         table.stumble_ns = _natural(state["stumble_ns"])
         return table
+
+    def _kinds(self, keys: Iterable[CostKey]) -> list[list[Any]]:
+        return [[int(key[0]), key[1], key[2], list(self._recent[key])] for key in keys]
+
+    def _line(self, stage: Stage) -> list[Any]:
+        pace = self._paces[stage]
+        return [int(stage), pace.margin, pace.mean_sum, list(pace.ratios)]
+
+    def _begin_with(self, key: CostKey, duration_ns: int) -> None:
+        """A duration that was measured, not observed."""
+        for _ in range(MEASURED_COUNTS):
+            self._learn(key, duration_ns)
 
     def _learn(self, key: CostKey, duration_ns: int) -> None:
         """One more duration of a kind, at pace 1."""

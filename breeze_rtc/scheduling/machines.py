@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from breeze_rtc.clock import US
-from breeze_rtc.scheduling.costs import CostTable, size_of
+from breeze_rtc.scheduling.costs import CostKey, CostTable, size_of
 from breeze_rtc.scheduling.step import Stage, StageSpec
 
 
@@ -108,6 +108,13 @@ def cost_ns(costs: SimulatedCosts, stage: Stage, bucket: int, units: int) -> int
 
 def warmed_up(costs: SimulatedCosts, specs: Mapping[Stage, StageSpec], ladder: Iterable[int]) -> CostTable:
     """The table that a warm-up over all shapes would have measured."""
+    return CostTable(measured_times(costs, specs, ladder))
+
+
+def measured_times(
+    costs: SimulatedCosts, specs: Mapping[Stage, StageSpec], ladder: Iterable[int]
+) -> dict[CostKey, int]:
+    """What a measurement of all shapes would find."""
     measured = {}
     for stage, spec in specs.items():
         sizes = [size_of(stage, 1)]
@@ -118,7 +125,7 @@ def warmed_up(costs: SimulatedCosts, specs: Mapping[Stage, StageSpec], ladder: I
         for bucket in spec.buckets:
             for size in sizes:
                 measured[stage, bucket, size] = cost_ns(costs, stage, bucket, size)
-    return CostTable(measured)
+    return measured
 
 
 # ---- a machine that was measured -------------------------------------------------------------------------------------

@@ -337,6 +337,15 @@ class Scheduler:
             else:
                 self._apply(s, stage, row, row_result, now)
 
+    def measured(self, stage: Stage, times: Mapping[tuple[int, int], int], now: int) -> None:
+        """The stage runs in another way from now on, and its steps take these times, ns by (bucket, size): see
+        `CostTable.take_over`."""
+        self._advance(now)
+        if self._trace is not None:
+            self._trace.measured(stage, times, now)
+        self._costs.take_over(stage, times)
+        self._forecast.forget(stage)
+
     # ---- outputs -----------------------------------------------------------------------------------------------------
 
     def events(self) -> list[Event]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -18,6 +18,7 @@ from itertools import count
 from breeze_rtc.clock import MS, SECOND, ns_to_samples, samples_to_ns
 from breeze_rtc.errors import Overloaded
 from breeze_rtc.playback import PlaybackReport
+from breeze_rtc.scheduling.costs import CostKey
 from breeze_rtc.scheduling.machines import SimulatedCosts, cost_ns
 from breeze_rtc.scheduling.metrics import Delivery, Ending
 from breeze_rtc.scheduling.scheduler import Scheduler
@@ -80,6 +81,17 @@ class LazyCapture:
     every_steps: int
     """One step in so many, on average."""
     stall_ns: int = 350 * MS
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """What a server that captures its graphs while it serves gains: they take over between two steps."""
+
+    after_steps: int
+    costs: SimulatedCosts
+    """What steps take from then on."""
+    measured: Mapping[CostKey, int] = field(default_factory=dict)
+    """What the scheduler is told of that, ns; nothing: it has to find out."""
 
 
 @dataclass(slots=True)
@@ -244,6 +256,7 @@ def simulate(
     uniform: Callable[[], float] | None = None,
     spread: float = 0.05,
     captures: LazyCapture | None = None,
+    takeover: Takeover | None = None,
 ) -> Run:
     """Speak `utterances` in virtual time.
 
@@ -263,6 +276,7 @@ def simulate(
         uniform=uniform,
         spread=spread,
         captures=captures,
+        takeover=takeover,
     ).run()
 
 
@@ -280,6 +294,7 @@ class _Simulation:
         uniform: Callable[[], float] | None,
         spread: float,
         captures: LazyCapture | None,
+        takeover: Takeover | None,
     ) -> None:
         self._scheduler = scheduler
         self._utterances = utterances
@@ -290,6 +305,8 @@ class _Simulation:
         self._uniform = uniform
         self._spread = spread
         self._captures = captures
+        # Until it has happened.
+        self._takeover = takeover
         self._now = 0
         self._steps = dict.fromkeys(Stage, 0)
         self._busy_ns = dict.fromkeys(Stage, 0)
@@ -311,6 +328,8 @@ class _Simulation:
         while True:
             while inbox and inbox[0][0] <= self._now:
                 heappop(inbox)[2]()
+            if self._takeover is not None and sum(self._steps.values()) >= self._takeover.after_steps:
+                self._take_over(self._takeover)
             step = scheduler.next_step(self._now)
             # Who waited for room may have begun, or been refused.
             self._take_events()
@@ -344,6 +363,14 @@ class _Simulation:
         rows = tuple(self._result(stage, row.stream, row.start, row.count) for row in step.rows)
         self._scheduler.step_done(step, StepResult(rows, duration_ns), self._now)
         self._take_events()
+
+    def _take_over(self, takeover: Takeover) -> None:
+        self._takeover = None
+        self._costs = takeover.costs
+        for stage in Stage:
+            times = {(bucket, size): ns for (of, bucket, size), ns in takeover.measured.items() if of is stage}
+            if times:
+                self._scheduler.measured(stage, times, self._now)
 
     def _result(self, stage: Stage, stream: int, start: int, units: int) -> RowResult:
         call = self._calls[stream]

@@ -96,6 +96,9 @@ class TraceWriter:
         rows = [[row.stream, row.ended, row.wants_text, row.samples, row.error] for row in result.rows]
         self._put(["done", now, step.id, result.duration_ns, rows])
 
+    def measured(self, stage: Stage, times: Mapping[tuple[int, int], int], now: int) -> None:
+        self._put(["measured", now, stage, [[bucket, size, ns] for (bucket, size), ns in times.items()]])
+
     def _put(self, value: object) -> None:
         self._write(json.dumps(value, separators=(",", ":")) + "\n")
 
@@ -105,7 +108,7 @@ class Played:
     """One input of a recorded run, given to the scheduler again."""
 
     kind: str
-    """"open", "text", "end", "report", "cancel", "next" or "done", as `TraceWriter` names them."""
+    """"open", "text", "end", "report", "cancel", "next", "done" or "measured", as `TraceWriter` names them."""
     now: int
     values: tuple[Any, ...]
     """What else its line says."""
@@ -188,6 +191,8 @@ class Replay:
                 stream, heard_samples, at_ns, path_delay_ns, dry_at_ns, is_playing, is_measured = fields
                 report = PlaybackReport(stream, heard_samples, at_ns, path_delay_ns, dry_at_ns, is_playing, is_measured)
                 scheduler.report(report, now)
+            case "measured", [stage, times]:
+                scheduler.measured(Stage(stage), {(bucket, size): ns for bucket, size, ns in times}, now)
             case "text", [stream, tokens]:
                 scheduler.push_text(stream, tokens, now)
             case "end", [stream]:

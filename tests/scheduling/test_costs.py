@@ -252,3 +252,43 @@ def test_a_broken_state_is_refused() -> None:
     ):
         with pytest.raises((ValueError, TypeError, KeyError)):
             CostTable.from_state(broken)
+
+
+def test_a_stage_that_was_taken_over_is_predicted_by_what_was_measured() -> None:
+    """From the next step on, whatever ran before and whatever has not run since: kinds that were not measured are
+    guessed from those that were, and other stages are as they were."""
+    rows = (1, 4, 16)
+    table = CostTable(
+        {(stage, count, 1): (40 + count) * MS for count in rows for stage in (Stage.DEPTH, Stage.BACKBONE)}
+    )
+    run(table, [90] * 40, bucket=16)
+    run(table, [70] * 40, bucket=4)
+    backbone_ns = table.predict_ns(Stage.BACKBONE, 16)
+    version = table.version
+    table.take_over(Stage.DEPTH, {(1, 1): 5 * MS, (16, 1): 7 * MS})
+    assert table.version > version
+    assert [table.predict_ns(Stage.DEPTH, count) for count in rows] == [5 * MS, 7 * MS, 7 * MS]
+    assert table.mean_ns(Stage.DEPTH, 16) == 7 * MS
+    assert table.predict_ns(Stage.BACKBONE, 16) == backbone_ns
+    run(table, [5] * 2_000, bucket=1)
+    assert table.predict_ns(Stage.DEPTH, 16) == 7 * MS
+    again = CostTable.from_state(table.state())
+    assert again.predict_ns(Stage.DEPTH, 4) == table.predict_ns(Stage.DEPTH, 4) == 7 * MS
+
+
+def test_what_steps_took_before_a_takeover_is_what_the_next_start_begins_with() -> None:
+    """It runs in the old way at first.  Taken over twice, it is still the first that counts; without a takeover there
+    is no difference."""
+    table = CostTable({(stage, 4, 1): 40 * MS for stage in (Stage.DEPTH, Stage.BACKBONE)})
+    run(table, [50] * 40)
+    assert table.state_at_start() == table.state()
+    before = table.predict_ns(Stage.DEPTH, 4)
+    for measured_ms in (5, 4):
+        table.take_over(Stage.DEPTH, {(4, 1): measured_ms * MS})
+        run(table, [measured_ms] * 40)
+    for _ in range(40):
+        table.observe(Stage.BACKBONE, 4, 1, 30 * MS)
+    next_start = CostTable.from_state(table.state_at_start())
+    assert next_start.predict_ns(Stage.DEPTH, 4) == before == pytest.approx(50 * MS, rel=0.02)
+    assert next_start.predict_ns(Stage.BACKBONE, 4) == table.predict_ns(Stage.BACKBONE, 4) < 35 * MS
+    assert CostTable.from_state(table.state()).predict_ns(Stage.DEPTH, 4) == 4 * MS

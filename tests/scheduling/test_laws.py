@@ -208,6 +208,12 @@ class Laws(RuleBasedStateMachine):
             self.books[stream].is_gone = True
         self.hear()
 
+    @rule(stage=st.sampled_from(Stage), us=st.integers(1, 60_000))
+    def a_stage_is_taken_over(self, stage: Stage, us: int) -> None:
+        """By graphs, or by anything else: much faster or much slower than it was."""
+        times = {(1, 16 if stage <= Stage.PREFILL else 1): us * 1_000}
+        self.scheduler.measured(stage, times, self.now)
+
     @rule(ms=st.integers(0, 1_500))
     def wait(self, ms: int) -> None:
         self.now += ms * MS

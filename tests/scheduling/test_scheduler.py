@@ -52,6 +52,18 @@ def test_chunks_grow_and_their_samples_are_contiguous() -> None:
     assert position == 40 * FRAME
 
 
+def test_a_stage_that_is_taken_over_is_reckoned_with_at_once() -> None:
+    """Also in what was worked out before, of steps that have not run since."""
+    desk = Desk()
+    desk.open(1)
+    desk.until(500)
+    desk.scheduler.stats(desk.now)
+    assert desk.scheduler._survey.frame_cost_ns == (COSTS_MS[Stage.BACKBONE] + COSTS_MS[Stage.DEPTH]) * MS
+    desk.scheduler.measured(Stage.DEPTH, {(8, 1): 2 * MS}, desk.now)
+    desk.scheduler.stats(desk.now)
+    assert desk.scheduler._survey.frame_cost_ns == (COSTS_MS[Stage.BACKBONE] + 2) * MS
+
+
 def test_what_fills_no_chunk_at_the_end_is_sent_in_smaller_ones() -> None:
     """1 + 2 + 4 frames and 3 left over: 2, then 1."""
     desk = Desk()

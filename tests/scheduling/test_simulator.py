@@ -6,23 +6,26 @@ import random
 
 import pytest
 
-from breeze_rtc.clock import MS
+from breeze_rtc.clock import MS, SECOND
 from breeze_rtc.scheduling import metrics
 from breeze_rtc.scheduling.admission import Admission
 from breeze_rtc.scheduling.chunking import LADDER
+from breeze_rtc.scheduling.costs import CostKey, size_of
 from breeze_rtc.scheduling.machines import (
     H100_GRAPH_COSTS,
     H100_SPECS,
+    MACHINES,
     LinearCost,
     SimulatedCosts,
     cost_ns,
+    measured_times,
     warmed_up,
 )
 from breeze_rtc.scheduling.metrics import Ending
 from breeze_rtc.scheduling.policy import Policy
 from breeze_rtc.scheduling.scheduler import Scheduler
-from breeze_rtc.scheduling.simulator import LazyCapture, Outcome, SimulatedListener, Utterance, simulate
-from breeze_rtc.scheduling.step import Stage, StageSpec
+from breeze_rtc.scheduling.simulator import LazyCapture, Outcome, SimulatedListener, Takeover, Utterance, simulate
+from breeze_rtc.scheduling.step import Stage, StageSpec, Step, StepResult
 from breeze_rtc.scheduling.stream import Feed, Priority
 from breeze_rtc.scheduling.trace import TraceWriter, replay
 
@@ -279,6 +282,61 @@ def test_a_capture_while_serving_stalls_the_step_that_met_the_shape() -> None:
     assert calm.first_packet_ns is not None
     assert stalled.first_packet_ns is not None
     assert stalled.first_packet_ns - calm.first_packet_ns == pytest.approx(4 * 350 * MS, abs=5 * MS)
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_the_first_step_of_each_kind_after_a_takeover_is_predicted(is_told: bool) -> None:
+    """Sixteen at once without graphs, then graphs, one after the other for five minutes, and sixteen at once again.
+
+    Nobody tells the scheduler: it takes the large steps for what they took without graphs, or small ones, three times
+    too long.  Told what was measured: every kind within a fifth from its first step on, and the trace replays.
+    """
+    eager = MACHINES["H100"]["own_loop"]
+    after_steps = 900
+    alone = [Utterance(frames=100, arrival_ns=(30 + 8 * number) * SECOND) for number in range(40)]
+    together = [Utterance(frames=60, arrival_ns=at_ns) for at_ns in (0, 360 * SECOND) for _ in range(16)]
+    costs = warmed_up(eager, H100_SPECS, LADDER)
+    first: dict[CostKey, float] = {}
+    steps: list[Step] = []
+
+    class Watched(Scheduler):
+        def step_done(self, step: Step, result: StepResult, now: int) -> None:
+            units = sum(row.count for row in step.rows) if step.stage <= Stage.PREFILL else step.rows[0].count
+            kind = (step.stage, step.bucket, size_of(step.stage, units))
+            if step.id >= after_steps:
+                predicted_ns = costs.predict_ns(step.stage, step.bucket, units)
+                first.setdefault(kind, predicted_ns / result.duration_ns)
+            steps.append(step)
+            super().step_done(step, result, now)
+
+    lines: list[str] = []
+    simulate(
+        Watched(
+            specs=H100_SPECS,
+            sample_rate=RATE,
+            frame_samples=FRAME,
+            slots=64,
+            kv_pages=60 * 64,
+            page_tokens=16,
+            costs=costs,
+            trace=TraceWriter(lines.append),
+        ),
+        [*alone, *together],
+        costs=eager,
+        sample_rate=RATE,
+        frame_samples=FRAME,
+        takeover=Takeover(
+            after_steps, H100_GRAPH_COSTS, measured_times(H100_GRAPH_COSTS, H100_SPECS, LADDER) if is_told else {}
+        ),
+    )
+    assert replay(lines) == steps
+    assert {stage for stage, *_ in first} == set(Stage)
+    assert {(Stage.BACKBONE, 16, 1), (Stage.DEPTH, 16, 1)} < first.keys()
+    if is_told:
+        assert all(1.0 <= ratio < 1.2 for ratio in first.values()), first
+    else:
+        assert first[Stage.DEPTH, 16, 1] > 2.5
+        assert first[Stage.BACKBONE, 16, 1] > 3
 
 
 def test_a_simulated_run_leaves_a_trace_that_replays() -> None:

@@ -15,7 +15,7 @@ from breeze_rtc.scheduling.scheduler import Scheduler
 from breeze_rtc.scheduling.simulator import SimulatedListener, Utterance, simulate
 from breeze_rtc.scheduling.step import RowResult, Stage, StageSpec, Step, StepResult
 from breeze_rtc.scheduling.stream import Feed, Priority
-from breeze_rtc.scheduling.trace import TraceWriter, replay
+from breeze_rtc.scheduling.trace import Replay, TraceWriter, replay
 
 SPECS = {stage: StageSpec(max_rows=2, buckets=(1, 2), max_tokens=32) for stage in Stage}
 
@@ -44,6 +44,8 @@ def recorded() -> tuple[list[str], list[Step]]:
     scheduler.end_text(2, now)
     for number in range(60):
         now += 3 * MS
+        if number == 20:
+            scheduler.measured(Stage.DEPTH, {(1, 1): 5 * MS, (2, 1): 6 * MS}, now)
         if number == 30:
             scheduler.report(PlaybackReport(1, 960, now, 20 * MS, is_playing=False), now)
         if number == 45:
@@ -117,7 +119,20 @@ def test_every_line_is_one_json_value() -> None:
     lines, _ = recorded()
     assert all(line.endswith("\n") and line.count("\n") == 1 for line in lines)
     kinds = {json.loads(line)[0] for line in lines[1:]}
-    assert kinds == {"open", "text", "end", "report", "cancel", "next", "done"}
+    assert kinds == {"open", "text", "end", "report", "cancel", "next", "done", "measured"}
+
+
+def test_times_that_were_measured_while_serving_are_in_the_trace() -> None:
+    """Who replays it predicts from there on what was predicted then."""
+    lines, _ = recorded()
+    taken_over = next(number for number, line in enumerate(lines) if line.startswith('["measured"'))
+    predicted = []
+    for end in (taken_over, taken_over + 1):
+        run = Replay([*lines[:end], "cut off"])
+        for _ in run:
+            pass
+        predicted.append(run.costs.predict_ns(Stage.DEPTH, 2))
+    assert predicted[0] != predicted[1] == 6 * MS
 
 
 @pytest.mark.parametrize("seed", range(4))
