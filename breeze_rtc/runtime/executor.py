@@ -11,6 +11,7 @@ On the way from queue to queue a step waits for the device once, to learn what e
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -28,7 +29,7 @@ from breeze_rtc.models.presets import ModelConfig
 from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speech_model import SpeechModel, TextSegment
 from breeze_rtc.playback import TextMark
-from breeze_rtc.runtime.frame_graphs import FrameGraphs, Piece
+from breeze_rtc.runtime.frame_graphs import FrameGraphs, Piece, Times
 from breeze_rtc.runtime.frame_steps import (
     RING_FRAMES,
     Batch,
@@ -147,6 +148,8 @@ class Executor:
         self.drop_prefix = self._prompts.drop_prefix
         self.graphs: FrameGraphs | None = None
         """None until `record_graphs`: every step runs eagerly."""
+        # Steps and the measurement of graphs take turns: see `FrameGraphs`.
+        self._turn = threading.RLock()
         self.goes_ahead = self.device.type == "cuda"
         """Launch the depth decoder behind the choice of code 0 before that choice is known here.  Nothing else can come
         next but the depth of those whose speech goes on, and the device need not wait to be told who they are."""
@@ -284,7 +287,7 @@ class Executor:
         results: dict[int, RowResult] = {}
         rows = self._known(step, results)
         try:
-            with torch.inference_mode():
+            with self._turn, torch.inference_mode():
                 if rows:
                     stage(step, rows, results)
         except Exception as error:
@@ -654,10 +657,21 @@ class Executor:
             # What runs on the CPU has no graphs.
             sound_rows=() if self.codec_apart else self.specs[Stage.CODEC].buckets,
             dummy=self._dummy,
+            turn=self._turn,
             clock=self._clock,
         )
         self._prompts.graphs = self.graphs
         self.graphs.record(told)
+
+    def taken_over(self) -> list[tuple[Stage, Times]]:
+        """The stages that graphs have taken over since the last call, and what their steps take.
+
+        Nothing is said while a frame's depth is ahead, which may have been launched without them.
+        """
+        found: list[tuple[Stage, Times]] = []
+        while self.graphs is not None and self.graphs.times and not self._ahead:
+            found.append(self.graphs.times.popleft())
+        return found
 
     def graph_counts(self) -> dict[str, Any]:
         """How graphs served so far, see `GraphTable`, and which share of them is `recorded`; empty without graphs."""

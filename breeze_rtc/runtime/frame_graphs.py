@@ -16,7 +16,9 @@ What does not fit (a longer prompt or history, a nucleus limit) is told so and r
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,7 @@ from breeze_rtc.runtime.frame_steps import (
 from breeze_rtc.runtime.graphs import GraphTable, Key, Recorder, StepGraph
 from breeze_rtc.runtime.kv_cache import KVRow, PagedKV, PromptPlaces
 from breeze_rtc.runtime.stream_state import StreamState
+from breeze_rtc.scheduling.step import Stage
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +71,9 @@ DEPTH_WAYS = ("eager", "compiled", "fused")
 REPLAYS_TIMED = 5
 STAGES = ("depth", "backbone", "codec", "prefill", "text")
 """In the order in which they are recorded: what makes most of a frame's time comes first."""
+
+Times = dict[tuple[int, int], int]
+"""ns by (bucket, size): see `scheduling.costs`."""
 
 Piece = tuple[StreamState | None, int, KVRow, Tensor]
 """A piece of a prompt: the stream whose slot takes the hidden state behind it, None where the prompt goes on; which of
@@ -102,13 +108,18 @@ class FrameGraphs:
         frame_rows: tuple[int, ...],
         sound_rows: tuple[int, ...],
         dummy: int,
+        turn: RLock,
         clock: Clock,
     ) -> None:
-        """frame_rows: buckets of BACKBONE and DEPTH; sound_rows: of CODEC; dummy: the slot of pads."""
+        """frame_rows: buckets of BACKBONE and DEPTH; sound_rows: of CODEC; dummy: the slot of pads.  turn: held by who
+        replays a graph, until what it gave is read or copied."""
         assert model.config.feed == "prefix", "the graphs are of a model that reads nothing but its own past"
         self.table = GraphTable()
         self.recorded = 0.0
         """Share of the shapes that are recorded."""
+        self.times: deque[tuple[Stage, Times]] = deque()
+        """What the steps of a stage take that graphs have taken over; who reads it takes it away."""
+        self.turn = turn
         self._recorder = recorder
         self._model = model
         self._state = state
@@ -125,6 +136,7 @@ class FrameGraphs:
 
     def record(self, told: Callable[[float], None] = lambda share: None) -> None:
         """Record every shape, stage by stage, the largest of each first, and take a stage into use when it is whole.
+        What its steps will take is measured before, and said in `times`.
 
         It takes a minute, and may run on a thread of its own while steps run.  What a recording raises, this raises;
         the stages before it are of use.  told: how much is done, 0 to 1.
@@ -134,6 +146,7 @@ class FrameGraphs:
         done = 0
         for stage, keys in shapes.items():
             graphs: dict[Key, StepGraph] = {}
+            times: Times = {}
             # The codec's graphs run beside the others, so they share no memory with them.
             recorder = type(self._recorder)() if stage == "codec" else self._recorder
             with torch.inference_mode():
@@ -141,11 +154,17 @@ class FrameGraphs:
                     self._choose_depth(keys[0])
                 for key in keys:
                     function, *inputs = self._recordable(key)
-                    graphs[key] = StepGraph(recorder, function, tuple(inputs))
+                    graph = graphs[key] = StepGraph(recorder, function, tuple(inputs))
+                    kind = _kind(key)
+                    # On meta there is nothing that could be replayed.
+                    if kind is not None and self._device.type != "meta":
+                        times[kind] = self._least_ns(graph, inputs)
                     done += 1
                     self.recorded = done / total
                     told(self.recorded)
             self.table.publish(graphs)
+            if times:
+                self.times.append((Stage[stage.upper()], times))
 
     def _choose_depth(self, key: Key) -> None:
         """Let the graphs run the depth decoder in the way whose graph of the largest shape is the fastest on this
@@ -181,14 +200,21 @@ class FrameGraphs:
         return times_ns
 
     def _replay_ns(self, key: Key) -> int:
-        """The time that a graph of this shape takes: the least of some, for whatever else runs can only add to it."""
+        """The time that a graph of this shape takes."""
         function, *inputs = self._recordable(key)
-        graph = StepGraph(self._recorder, function, tuple(inputs))
+        return self._least_ns(StepGraph(self._recorder, function, tuple(inputs)), inputs)
+
+    def _least_ns(self, graph: StepGraph, inputs: Sequence[Tensor]) -> int:
+        """The time that a graph takes from its inputs to a result that can be read, as a step does: the least of some,
+        for whatever else runs can only add to it."""
         times = []
         for _ in range(REPLAYS_TIMED):
-            began_ns = self._clock.now()
-            graph.run(*inputs)[0].tolist()
-            times.append(self._clock.now() - began_ns)
+            # Between two steps: what a step's own replay gave may lie where this one works.
+            with self.turn:
+                _wait_for(inputs[0])
+                began_ns = self._clock.now()
+                _wait_for(graph.run(*inputs)[0])
+                times.append(self._clock.now() - began_ns)
         return min(times)
 
     # ---- steps -------------------------------------------------------------------------------------------------------
@@ -447,6 +473,24 @@ def prompt_inputs(
             ends[index], slots[index], twins[index] = at - 1, s.slot, row_index
     host = (ragged.places, ragged.back, *places, *map(torch.from_numpy, (ends, slots, twins)))
     return x, *host
+
+
+def _wait_for(tensor: Tensor) -> None:
+    """Until the device has done what was asked of it before, this tensor included."""
+    tensor.flatten()[:1].tolist()
+
+
+def _kind(key: Key) -> tuple[int, int] | None:
+    """Bucket and size, as the scheduler tells steps apart (`scheduling.costs`), of the largest steps that a shape is
+    for; None where another shape stands for those."""
+    stage, bucket, *shape = key
+    if stage in {"text", "prefill"}:
+        return _most_rows(bucket), bucket
+    if stage == "codec":
+        return bucket, shape[0]
+    # With guidance as many rows are computed for fewer streams.  A history of middle length stands for all.
+    is_usual = shape[0] == 0 and (stage == "depth" or shape[1] == GRAPH_COLUMNS[len(GRAPH_COLUMNS) // 2])
+    return (bucket, 1) if is_usual else None
 
 
 def _ragged(lengths: list[int], tokens: int) -> Ragged:

@@ -70,10 +70,11 @@ class Prompts:
     def _encode(self, tokens: list[tuple[int, ...]]) -> Tensor:
         """Vectors of segments of text, one behind another: (tokens or more, output)."""
         if self.graphs is not None:
-            vectors = self.graphs.text(tokens)
-            if vectors is not None:
-                # The next replay overwrites them, and there may be one before they are used.
-                return vectors.clone()
+            with self.graphs.turn:
+                vectors = self.graphs.text(tokens)
+                if vectors is not None:
+                    # The next replay overwrites them, and there may be one before they are used.
+                    return vectors.clone()
         lengths = [len(segment) for segment in tokens]
         ragged = self._ragged(lengths)
         flat = np.zeros(len(ragged.back), np.int64)
@@ -97,8 +98,10 @@ class Prompts:
             self._run_together(pieces[share.start : share.stop])
 
     def _run_together(self, pieces: list[Piece]) -> None:
-        if self.graphs is not None and self.graphs.prefill(pieces):
-            return
+        if self.graphs is not None:
+            with self.graphs.turn:
+                if self.graphs.prefill(pieces):
+                    return
         rows = [row for _, _, row, _ in pieces]
         ragged = self._ragged([row.count for row in rows])
         columns = -(-max(row.start + row.count for row in rows) // TOKEN_STEP) * TOKEN_STEP

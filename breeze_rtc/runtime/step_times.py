@@ -3,7 +3,8 @@
 The first streams of an engine that knows nothing are scheduled blindly, and all are let in.  So at its first start an
 engine speaks to nobody for a few seconds, in every batch size, and what that took becomes the scheduler's cost table.
 The table goes into the user's cache folder under the name of what it was measured for, and again, with what serving
-has taught, when the engine ends.  No file, a broken one and a full disk all leave an engine that works.
+has taught, when the engine ends.  What graphs take is not in it: each start captures and times them anew, and steps run
+without them until then.  No file, a broken one and a full disk all leave an engine that works.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def load(path: Path, made_for: dict[str, str]) -> CostTable | None:
 
 def save(path: Path, made_for: dict[str, str], costs: CostTable) -> None:
     """Put the table into the file, whole or not at all.  A disk that is full or read-only is worth one line."""
-    document = {"format": FORMAT, "made_for": made_for, "table": costs.state()}
+    document = {"format": FORMAT, "made_for": made_for, "table": costs.state_at_start()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(

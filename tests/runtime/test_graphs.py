@@ -16,6 +16,7 @@ import torch
 from executor_driver import Direct, ExecutorDriver
 from torch import Tensor
 
+from breeze_rtc.clock import MS, VirtualClock
 from breeze_rtc.models.presets import breeze_tts_2, tiny
 from breeze_rtc.models.sampling import Sampling
 from breeze_rtc.models.speech_model import ByteFrontend, SpeechModel, TextSegment
@@ -32,6 +33,7 @@ from breeze_rtc.runtime.graphs import (
     NotCapturable,
     StepGraph,
 )
+from breeze_rtc.scheduling.step import Stage
 
 TEXTS = ("one, two. ", "a somewhat longer text, in two parts.")
 FRAMES = 14
@@ -289,6 +291,107 @@ def test_steps_run_eagerly_while_graphs_are_recorded(model: SpeechModel) -> None
     assert all(np.array_equal(sound, expected) for sound in sounds)
     assert {stage for stage, _ in graphs(driver).replays} == set(frame_graphs.STAGES)
     assert len(calls) == len(graphs(driver).graphs)
+
+
+def test_what_a_graph_takes_is_measured_before_it_is_used(model: SpeechModel) -> None:
+    """Of every kind of step that a stage's graphs are for, the least of some replays, told once."""
+    clock = VirtualClock()
+    sizes = {"text": 5 * MS, "prefill": 6 * MS, "backbone": 2 * MS, "depth": 7 * MS, "codec": 3 * MS}
+    published = set(sizes)
+
+    class Slow(Direct):
+        def record(self, function, buffers):  # type: ignore[no-untyped-def]
+            replay = super().record(function, buffers)
+            assert executor.graphs is not None
+            stage = next(stage for stage in frame_graphs.STAGES if not executor.graphs.table.has(stage))
+            extra = [0, 1 * MS, 9 * MS]
+
+            def slow():  # type: ignore[no-untyped-def]
+                assert executor.graphs is not None
+                assert not executor.graphs.table.has(stage)
+                published.discard(stage)
+                extra.append(extra.pop(0))
+                clock.advance(sizes[stage] + extra[0])
+                return replay()
+
+            return slow
+
+    executor = Executor(model, max_streams=2, kv_pages=64, clock=clock)
+    assert executor.taken_over() == []
+    executor.record_graphs(Slow())
+    assert not published
+    told = dict(executor.taken_over())
+    assert executor.taken_over() == []
+    assert set(told) == set(Stage)
+    for stage, times in told.items():
+        assert set(times.values()) == {sizes[stage.name.lower()]}
+    rows = executor.specs[Stage.DEPTH].buckets
+    assert set(told[Stage.DEPTH]) == set(told[Stage.BACKBONE]) == {(count, 1) for count in rows}
+    assert set(told[Stage.CODEC]) == {(n, frames) for n in executor.specs[Stage.CODEC].buckets for frames in (1, 2, 4)}
+    assert set(told[Stage.TEXT]) == set(told[Stage.PREFILL]) == {(4, 32), (8, 64)}
+
+
+def test_a_replay_that_is_measured_takes_its_turn_with_steps(model: SpeechModel) -> None:
+    """All graphs work in one memory: what a step's replay gave is not overwritten before it is read."""
+    driver = ExecutorDriver(model, streams=1)
+    executor = driver.executor
+
+    def is_taken() -> bool:
+        """For any other thread."""
+        free: list[bool] = []
+
+        def look() -> None:
+            free.append(executor._turn.acquire(blocking=False))
+            if free[0]:
+                executor._turn.release()
+
+        other = threading.Thread(target=look)
+        other.start()
+        other.join()
+        return not free[0]
+
+    taken: list[bool] = []
+
+    class Watched(Direct):
+        def record(self, function, buffers):  # type: ignore[no-untyped-def]
+            replay = super().record(function, buffers)
+
+            def watched():  # type: ignore[no-untyped-def]
+                taken.append(is_taken())
+                return replay()
+
+            return watched
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frame_graphs, "STAGES", ("depth", "backbone", "prefill", "text"))
+        executor.record_graphs(Watched())
+    measured = len(taken)
+    assert measured >= 4 * frame_graphs.REPLAYS_TIMED
+    # Until the results are on their way to the host.
+    send = executor._lane.send
+    executor._lane.send = lambda values: (taken.append(is_taken()), send(values))[1]  # type: ignore[method-assign]
+    driver.open(1, 0, TEXTS[0], seed=7)
+    driver.speak(1, FRAMES)
+    assert len(taken) > measured + FRAMES
+    # Beside steps too: of a voice that many streams begin with.
+    executor.encode([TextSegment((65, 66), (1, 2))])
+    assert all(taken)
+    assert not is_taken()
+
+
+def test_nothing_is_said_of_a_takeover_while_a_depth_is_ahead(model: SpeechModel) -> None:
+    """It may have been launched before the graphs were there, and takes what it took then."""
+    driver = ExecutorDriver(model, streams=1)
+    executor = driver.executor
+    executor.goes_ahead = True
+    driver.open(1, 0, TEXTS[0], seed=7)
+    driver.prefill([1])
+    driver.depth([1])
+    driver.backbone([1])
+    executor.record_graphs(Direct())
+    assert executor.taken_over() == []
+    driver.depth([1])
+    assert len(executor.taken_over()) == len(frame_graphs.STAGES)
 
 
 def test_only_the_threads_own_calls_disturb_a_capture() -> None:

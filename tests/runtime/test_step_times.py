@@ -227,6 +227,25 @@ async def test_an_engine_measures_once_and_keeps_what_it_learns(home: Path, capl
     assert counts["PREFILL"] >= 1
 
 
+def test_an_engine_with_graphs_keeps_what_its_steps_took_without(tmp_path: Path) -> None:
+    """What graphs take is measured at every start, and its first minute is without them."""
+    costs = table()
+    costs.take_over(Stage.DEPTH, {(4, 1): 1 * MS})
+    for _ in range(100):
+        costs.observe(Stage.DEPTH, 4, 1, 1 * MS)
+    save(tmp_path / "times.json", MADE_FOR, costs)
+    next_start = load(tmp_path / "times.json", MADE_FOR)
+    assert next_start is not None
+    assert next_start.predict_ns(Stage.DEPTH, 4) == 5 * MS
+    # It ends before its graphs are there: nothing is lost.
+    for _ in range(100):
+        next_start.observe(Stage.DEPTH, 4, 1, 5 * MS)
+    save(tmp_path / "times.json", MADE_FOR, next_start)
+    again = load(tmp_path / "times.json", MADE_FOR)
+    assert again is not None
+    assert again.predict_ns(Stage.DEPTH, 4) == 5 * MS
+
+
 def test_times_from_before_the_graphs_are_believed_for_eight_steps() -> None:
     """A machine is measured before its graphs are captured, and they make a stage's steps several times faster, also in
     the batches that have not run since."""
