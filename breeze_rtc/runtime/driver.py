@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from breeze_rtc.models.codec import Heard
     from breeze_rtc.models.speech_model import TextFrontend
     from breeze_rtc.runtime.executor import Executor
+    from breeze_rtc.runtime.frame_graphs import Times
     from breeze_rtc.runtime.kv_cache import Prefix
     from breeze_rtc.runtime.sentence_executor import Ensemble
     from breeze_rtc.runtime.sounding import Sounding
@@ -186,9 +187,10 @@ class Driver:
         max_frames: int,
         rows: Callable[[Open], int] = lambda _message: 1,
         voices: NewVoices | None = None,
+        taken_over: Callable[[], list[tuple[Stage, Times]]] = list,
     ) -> None:
         """`speaker` makes ready what a stream needs of its voice; `rows` says how many backbone rows it takes.  voices:
-        takes recordings; None: nobody does."""
+        takes recordings; None: nobody does.  taken_over: see `Executor.taken_over`."""
         self._line = line
         self._clock = clock
         self._scheduler = scheduler
@@ -197,6 +199,7 @@ class Driver:
         self._voices = voices
         self._max_frames = max_frames
         self._rows = rows
+        self._taken_over = taken_over
         self._max_unread = MAX_UNREAD_S * executor.sample_rate
         # Open streams, in the order they were opened.
         self._utterances: dict[int, _Utterance] = {}
@@ -230,6 +233,7 @@ class Driver:
 
     def work(self) -> bool:
         """Feed a slice of text, run one step and send what came of it; False when there was nothing to do."""
+        self._take_over()
         has_fed = self._feed()
         now = self._clock.now()
         step = self._scheduler.next_step(now)
@@ -299,7 +303,23 @@ class Driver:
                 self._hold_or_release(stream, utterance)
         self._deliver()
 
+    def _take_over(self) -> None:
+        """Tell the scheduler what steps take that another way of running them has taken over."""
+        for stage, times in self._taken_over():
+            if stage is Stage.CODEC:
+                # How long the old way took is not to be said of a step again.
+                while self._soundings:
+                    self._collect_first()
+                self._sound_ns = dict(times)
+            now = self._clock.now()
+            self._scheduler.measured(stage, times, now)
+            if stage >= Stage.BACKBONE:
+                self._frame_ns = self._scheduler.stats(now).frame_alone_ns
+                self._frame_work_ns, self._frames = 0, FRAMES_KNOWN
+
     def _open(self, message: Open) -> None:
+        # There may have been nothing to do for long.
+        self._take_over()
         stream = message.stream
         try:
             slot = self._scheduler.open(

@@ -269,6 +269,7 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
         max_frames=max_frames,
         rows=voices.rows,
         voices=voices,
+        taken_over=executor.taken_over,
     )
     ready = Ready(
         start.model,

@@ -415,3 +415,23 @@ def test_what_was_recorded_replays_to_the_same_steps() -> None:
     bench.executor.broken.add((Stage.DEPTH, "m"))
     bench.run()
     assert replay(bench.trace) == bench.executor.steps
+
+
+def test_the_scheduler_is_told_what_was_measured_before_the_next_step() -> None:
+    """Graphs take over while a stream speaks, and while nobody does: the next stream is let in by their times."""
+    bench = Bench([*spoken(0, "a long text"), *spoken(1, "later", at=5 * SECOND)])
+    told = [(30 * MS, Stage.DEPTH, {(1, 1): 7 * MS}), (3 * SECOND, Stage.CODEC, {(1, 1): 9 * MS})]
+
+    def taken_over() -> list[tuple[Stage, dict[tuple[int, int], int]]]:
+        found = [(stage, times) for at, stage, times in told if at <= bench.clock.now()]
+        del told[: len(found)]
+        return found
+
+    bench.driver._taken_over = taken_over
+    bench.run()
+    assert replay(bench.trace) == bench.executor.steps
+    kinds = [line.split(",", 1)[0][2:-1] for line in bench.trace[1:]]
+    assert kinds.count("measured") == 2
+    depth, codec = (number for number, kind in enumerate(kinds) if kind == "measured")
+    assert kinds[depth + 1] in {"next", "text", "end"}
+    assert kinds[codec + 1] == "open", "the stream is let in by what is true now"

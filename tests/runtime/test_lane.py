@@ -416,6 +416,35 @@ def test_costs_are_learnt_from_what_steps_took() -> None:
     assert all(ns >= COST_NS[Stage.CODEC] for ns in predicted)
 
 
+def test_sound_is_promised_in_the_time_that_was_measured_once_the_codec_is_taken_over() -> None:
+    """Not in the time that the last step of the kind took before, and what was on its way then teaches nothing."""
+    bench = BesideBench(spoken(1, "abcdefgh" * 12, interactive=False))
+    measured = {(bucket, frames): MS for bucket in (1, 2, 4) for frames in (1, 2, 4, 8, 16)}
+    told: list[int] = []
+
+    def taken_over() -> list[tuple[Stage, dict[tuple[int, int], int]]]:
+        if told or not bench.driver._soundings:
+            return []
+        told.append(len(bench.trace))
+        return [(Stage.CODEC, measured)]
+
+    bench.driver._taken_over = taken_over
+    promised: list[int] = []
+    step_done = bench.scheduler.step_done
+
+    def watched(step: Step, result: StepResult, now: int) -> None:
+        if told and step.stage is Stage.CODEC:
+            promised.append(result.duration_ns)
+        step_done(step, result, now)
+
+    bench.scheduler.step_done = watched  # type: ignore[method-assign]
+    said = bench.run()
+    assert told
+    assert promised[0] == MS
+    assert pcm_of(said, 1) == expected_pcm("abcdefgh" * 12, 0)
+    bench.assert_all_is_free()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: real streams are not verified here")
 def test_a_cuda_lane_runs_beside_the_main_stream_and_gives_the_same_sound() -> None:
