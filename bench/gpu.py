@@ -374,6 +374,30 @@ async def graphs_of(engine: Engine) -> None:
     print(f"  all graphs captured {(clock.now() - began_ns) / SECOND:.0f} s after the first answer", flush=True)
 
 
+def step_ratios(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Of the steps between two states of an engine, by stage: how many there were, and what they took over what was
+    predicted, on average."""
+    found = {}
+    for stage, now in after.items():
+        then = before.get(stage, {"counts": [], "sum": 0.0})
+        steps = sum(now["counts"]) - sum(then["counts"])
+        if steps:
+            found[stage] = {"steps": steps, "ratio": (now["sum"] - then["sum"]) / steps}
+    return found
+
+
+async def first_steps(engine: Engine, width: int) -> dict[str, dict[str, float]]:
+    """How well the steps of a second of speech are predicted, of `width` requests at once: the first so wide."""
+    before = engine.stats.get("step_ratios", {})
+    await asyncio.gather(*(ask(engine, 64, 1.0, seed=number) for number in range(width)))
+    # The engine says what has happened ten times a second.
+    await asyncio.sleep(0.3)
+    found = step_ratios(before, engine.stats.get("step_ratios", {}))
+    said = ", ".join(f"{stage.lower()} {one['ratio']:.2f} ({one['steps']})" for stage, one in found.items())
+    print(f"  first {width} at once: duration of steps over prediction (steps): {said}", flush=True)
+    return found
+
+
 async def load_engine(
     options: argparse.Namespace, name: str, chars: Sequence[int], loops: Sequence[int]
 ) -> dict[str, Any]:
@@ -396,6 +420,7 @@ async def load_engine(
         print(f"  {engine.summary}")
         if options.device.startswith("cuda"):
             await graphs_of(engine)
+        out["first_steps"] = await first_steps(engine, max(loops))
         for width in loops:
             source = random.Random(options.seed)
             todo = requests(options.requests + width, source, chars)

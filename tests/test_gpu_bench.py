@@ -42,7 +42,9 @@ def test_all_parts_run_on_a_cpu(tmp_path: Path) -> None:
         assert compared["sound_difference"] < 1e-6
     assert {stage for stage, *_ in found["steps"]["steps"]} == {stage.name for stage in Stage}
     assert all(ns > least_ns > 0 for *_, ns, least_ns in found["steps"]["steps"])
-    loops = {key: got for key, got in found["served"].items() if key != "graphs"}
+    loops = {key: got for key, got in found["served"].items() if key not in {"graphs", "first_steps"}}
+    assert {stage.name for stage in Stage} == set(found["served"]["first_steps"])
+    assert all(one["steps"] >= 1 and one["ratio"] > 0 for one in found["served"]["first_steps"].values())
     assert loops.keys() == {"c1", "poisson_0.5"}
     assert all(got["requests"] == 2 and got["not_served"] == 0 for got in loops.values())
     assert all(got["first_p50_ms"] > 0 for got in loops.values())
