@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -26,6 +27,8 @@ from breeze_rtc.models.source_filter import SourceFilterConfig, SourceFilterHead
 
 SNAKE_KERNEL = 7
 SNAKE_DILATIONS = (1, 3, 9)
+CACHED_BYTES = 1 << 20
+"""Of the taps that a convolution lays side by side, at a time on a CPU: they are read again from its cache."""
 HEARD_FRAMES = 16
 """Of a recording, at a time: every frame has a window of keys of its own."""
 
@@ -140,12 +143,21 @@ class CausalConv(Streaming):
 
     def forward(self, x: Tensor, tape: Tape | None = None) -> Tensor:
         """(B, T, inputs) -> (B, T, outputs)."""
-        T = x.shape[1]
-        d = self.dilation
-        x = causal(x, (self.kernel - 1) * d, tape)
-        if self.kernel > 1:
-            x = torch.cat([x[:, tap * d : tap * d + T] for tap in range(self.kernel)], -1)
-        return F.linear(x, self.weight, self.bias)
+        B, T, _ = x.shape
+        x = causal(x, (self.kernel - 1) * self.dilation, tape)
+        if self.kernel == 1:
+            return F.linear(x, self.weight, self.bias)
+        pieces = 1
+        if x.device.type == "cpu":
+            pieces = min(T, -(-B * T * self.weight.shape[1] * x.element_size() // CACHED_BYTES))
+        ends = [T * piece // pieces for piece in range(pieces + 1)]
+        done = [self._convolved(x, start, end) for start, end in pairwise(ends)]
+        return done[0] if pieces == 1 else torch.cat(done, 1)
+
+    def _convolved(self, x: Tensor, start: int, end: int) -> Tensor:
+        """Outputs `start` to `end` of what begins with its history."""
+        begins = range(start, start + self.kernel * self.dilation, self.dilation)
+        return F.linear(torch.cat([x[:, at : at + end - start] for at in begins], -1), self.weight, self.bias)
 
 
 class CausalDepthwise(Streaming):
@@ -225,7 +237,8 @@ class Snake(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., channels) -> the same shape."""
-        return x + (x * self.alpha.exp()).sin().square() * (self.beta.exp() + 1e-9).reciprocal()
+        wave, height = (x * self.alpha.exp()).sin_(), (self.beta.exp() + 1e-9).reciprocal_()
+        return torch.addcmul(x, wave.square_(), height)
 
 
 class SnakeUnit(nn.Module):
