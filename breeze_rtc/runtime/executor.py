@@ -24,6 +24,7 @@ from torch import Tensor
 from breeze_rtc.clock import Clock, MonotonicClock
 from breeze_rtc.errors import BadSampling, BadText, UnknownVoice
 from breeze_rtc.models.codec import Heard
+from breeze_rtc.models.cpu_layout import keep_by_inputs
 from breeze_rtc.models.pointer import LOOK_AHEAD
 from breeze_rtc.models.presets import ModelConfig
 from breeze_rtc.models.sampling import Sampling
@@ -86,6 +87,8 @@ class Executor:
         """The codec, its weights and its state, is on the CPU and runs in a thread there."""
         if codec_apart:
             model.codec.to("cpu")
+        if self.device.type == "cpu" and not model.graphs:
+            keep_by_inputs(model)
         self._lane = lane_of(self.device, codec_apart=codec_apart)
         self.meanwhile: Callable[[], bool] = lambda: False
         """Called while a step waits for the device: see `Lane.read`."""
