@@ -89,7 +89,7 @@ class QwenPrompts:
         return QwenFrontend(self, voice, has_prefix=has_prefix)
 
     def reference(self, voice: Voice) -> list[TextSegment]:
-        return self.before(voice) if voice.vector else []
+        return self.before(voice)
 
     def before(self, voice: Voice) -> list[TextSegment]:
         """All that stands before the text."""

@@ -85,7 +85,7 @@ class Prompts(Protocol):
         """
 
     def reference(self, voice: Voice) -> list[TextSegment]:
-        """What a row with this voice's recording begins with, whatever is said."""
+        """What a row in this voice, or with its recording, begins with, whatever is said."""
 
 
 class SpeechModel(nn.Module):

@@ -215,7 +215,7 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
         max_streams=start.max_streams,
         kv_pages=kv_pages,
         page_tokens=PAGE_TOKENS,
-        prefix_pages=_prefix_pages(model) if start.voices and model.clones else 0,
+        prefix_pages=_pages_of_own(model) + (_prefix_pages(model) if start.voices and model.clones else 0),
         device=start.device,
         codec_apart=bool(start.codec_device),
     )
@@ -339,6 +339,14 @@ def freeze_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def _pages_of_own(model: SpeechModel) -> int:
+    """Pages for what the model's own voices begin with."""
+    from breeze_rtc.runtime.voice_store import begins
+
+    lengths = [sum(len(segment.tokens) for segment in begins(model, voice)) for voice in model.voices]
+    return sum(pages_for(length, PAGE_TOKENS, 1) for length in lengths)
 
 
 def _prefix_pages(model: SpeechModel) -> int:

@@ -3,7 +3,8 @@
 What a cloned voice costs is paid once.  Its recording becomes codec frames, its words and frames become what the
 backbone reads, and that becomes keys and values, which are the same for whatever the voice says.  All of it is kept
 beside the recording; the keys and values of the voices used last are in pages that their streams share, so that a
-stream of such a voice has only its own text to encode and to prefill, as a plain one has.
+stream of such a voice has only its own text to encode and to prefill, as a plain one has.  What the prompts of one of
+the model's own voices begin with is kept in memory in the same way.
 
 What was kept is used as long as recording, transcript, weights and tokenizer are those it was made of.
 """
@@ -31,7 +32,7 @@ from breeze_rtc.errors import BadRequest, BadSampling, BadText, BreezeError, Unk
 from breeze_rtc.media.recording_file import read_recording
 from breeze_rtc.models.codec import Heard
 from breeze_rtc.models.prompt import Voice
-from breeze_rtc.models.speech_model import SpeechModel
+from breeze_rtc.models.speech_model import SpeechModel, TextSegment
 from breeze_rtc.runtime import voice_folder
 from breeze_rtc.runtime.driver import Speaker
 from breeze_rtc.runtime.executor import Executor, merged
@@ -68,6 +69,8 @@ class VoiceStore:
         self._model = model
         self._executor = executor
         self._folder = folder
+        # What streams in the model's own voices begin with, as `warm` found room for it.
+        self._begins: dict[str, Prefix] = {}
         # Those in memory, the one used last at the end.
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._weights = ""
@@ -107,7 +110,10 @@ class VoiceStore:
         prompts = self._model.prompts
         is_own = message.voice in self._model.voices
         if is_own and not (message.instruction or message.language):
-            return Speaker(self._model.frontend(message.voice))
+            begin = self._begins.get(message.voice)
+            if begin is None or prompts is None:
+                return Speaker(self._model.frontend(message.voice))
+            return Speaker(prompts.frontend(Voice(name=message.voice), has_prefix=True), (begin,) * self.rows(message))
         if prompts is None:
             if not is_own:
                 raise UnknownVoice(message.voice, self.names())
@@ -126,7 +132,13 @@ class VoiceStore:
         return Speaker(frontend, prefixes, held.heard)
 
     def warm(self) -> None:
-        """Read the cloned voices, as many as there is room for, so that their first stream need not."""
+        """Compute what the model's own voices begin with, and read the cloned ones, as many as there is room for: their
+        first stream need not."""
+        for name in self._model.voices:
+            vectors = self._executor.encode(begins(self._model, name))
+            begin = self._executor.add_prefix(torch.cat(vectors)) if vectors else None
+            if begin is not None:
+                self._begins[name] = begin
         if self._folder is None or not self._model.clones:
             return
         for name in voice_folder.names(self._folder):
@@ -274,6 +286,11 @@ class VoiceStore:
         made = self._encoded(transcript, message.recording)
         prompt = bytes_of(made, {"inputs": self._inputs(transcript, message.recording)})
         voice_folder.write(folder, message.name, transcript, message.recording, prompt)
+
+
+def begins(model: SpeechModel, voice: str) -> list[TextSegment]:
+    """What the prompts of one of the model's own voices begin with, as long as nothing else is asked for."""
+    return [] if model.prompts is None else model.prompts.reference(Voice(name=voice))
 
 
 def refused(whose: str, message: Open) -> BadRequest:
