@@ -67,6 +67,7 @@ def tokenizer_at(path: Path) -> Callable[[], Tokenizer]:
 
 
 def required(config: dict[str, Any], key: str, path: Path) -> Any:
+    """A key of the config that `path` holds.  Raises CheckpointError where it is not there."""
     if key not in config:
         raise CheckpointError(f"{path} lacks {key}")
     return config[key]
@@ -95,6 +96,8 @@ def sampling_config(path: Path, *, depth_draws: str, depth_temperature: str, rep
 
 
 def block_config(config: dict[str, Any], path: Path, *, qk_norm: bool = False) -> BlockConfig:
+    """The layers of one part, of a kind that transformers writes alike for all models.  qk_norm: of each query and key,
+    which no config says."""
     hidden = required(config, "hidden_size", path)
     heads = required(config, "num_attention_heads", path)
     return BlockConfig(
@@ -109,7 +112,8 @@ def block_config(config: dict[str, Any], path: Path, *, qk_norm: bool = False) -
 
 
 def rope_config(config: dict[str, Any], path: Path, layer_type: str = "") -> RopeConfig:
-    """The rope of one part, as transformers 5 writes it (`rope_parameters`) or as 4 did."""
+    """The rope of one part, as transformers 5 writes it (`rope_parameters`) or as 4 did.  layer_type: where there is
+    one for each type of layer.  Raises CheckpointError for a kind that is not known."""
     values = config.get("rope_parameters")
     if values and layer_type:
         values = required(values, layer_type, path)
@@ -191,6 +195,7 @@ def reference_encoder_config(config: dict[str, Any], folder: Path, codebooks: in
 
 
 def concat(pieces: list[Tensor]) -> Tensor:
+    """Matrices one below the other."""
     return torch.cat(pieces)
 
 
@@ -201,6 +206,7 @@ def codebook_means(pieces: list[Tensor]) -> Tensor:
 
 
 def linear_sources(ours: str, theirs: str, inputs: int, outputs: int) -> Iterator[Source]:
+    """A matrix and its bias."""
     yield Source(f"{ours}.weight", ((f"{theirs}.weight", (outputs, inputs)),))
     yield Source(f"{ours}.bias", ((f"{theirs}.bias", (outputs,)),))
 
@@ -237,6 +243,7 @@ def _snake(ours: str, theirs: str, channels: int) -> Iterator[Source]:
 
 
 def gated_layer_sources(ours: str, theirs: str, c: BlockConfig) -> Iterator[Source]:
+    """One layer's attention and gated MLP; its norms have other names in each model."""
     q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
     shapes = {"q_proj": (q, c.hidden), "k_proj": (kv, c.hidden), "v_proj": (kv, c.hidden)}
     pieces = tuple((f"{theirs}.self_attn.{name}.weight", shape) for name, shape in shapes.items())

@@ -485,10 +485,12 @@ class AudioSocketConnection(asyncio.Protocol):
 
 
 def check_keys(keys: str) -> None:
+    """Raises BadRequest for what is no key."""
     if not keys or any(key not in dtmf.KEYS for key in keys):
         raise BadRequest(f"{keys!r} are no keys of a telephone: 0 to 9, *, #, A to D")
 
 
 def check_number(number: str) -> None:
+    """Raises BadRequest for what nobody can be put through to."""
     if not _NUMBER.fullmatch(number):
         raise BadRequest(f"{number!r} is no number to put through to; write it as +4930123456, or sip:NAME@HOST")

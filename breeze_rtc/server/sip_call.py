@@ -142,7 +142,7 @@ class SipDoor:
 
         Raises `BadRequest` for what cannot be called, and `NoAnswer`, whose state says what SIP does.
         """
-        uri = self._uri(to)
+        uri = self.uri(to)
         try:
             await self._look_up(self.agent.hop_to(uri).host)
         except PeerError as error:
@@ -182,6 +182,15 @@ class SipDoor:
         if wake_at is not None:
             wait_ms = max(1, -(-(wake_at - self.clock.now()) // MS))
             self._timer = asyncio.get_running_loop().call_later(wait_ms / 1_000, self._tick)
+
+    def uri(self, to: str) -> str:
+        """The SIP address of `to`, an address or with an account a number.  Raises `BadRequest`."""
+        if to.lower().startswith(("sip:", "sips:")):
+            return to
+        number = to.removeprefix("tel:").replace(" ", "").replace("-", "")
+        if self.agent.account is None:
+            raise BadRequest(f"{to!r} is no SIP address (sip:NAME@HOST), and numbers need an account")
+        return f"sip:{number}@{self.agent.account.registrar.removeprefix('sip:')}"
 
     def forget(self, call: SipCall) -> None:
         if call.call is not None:
@@ -244,14 +253,6 @@ class SipDoor:
     def _refuse(self, call: Call, status: int) -> None:
         self.agent.refuse(call, status, self.clock.now())
         self.flush()
-
-    def _uri(self, to: str) -> str:
-        if to.lower().startswith(("sip:", "sips:")):
-            return to
-        number = to.removeprefix("tel:").replace(" ", "").replace("-", "")
-        if self.agent.account is None:
-            raise BadRequest(f"{to!r} is no SIP address (sip:NAME@HOST), and numbers need an account")
-        return f"sip:{number}@{self.agent.account.registrar.removeprefix('sip:')}"
 
     def _local(self, hop: Hop) -> tuple[str, int]:
         """Our address as a hop sees it."""
@@ -434,7 +435,7 @@ class SipCall:
         check_number(to)
         assert self.call is not None
         self._transferred = asyncio.get_running_loop().create_future()
-        self._door.agent.transfer(self.call, self._door._uri(to), self._door.clock.now())
+        self._door.agent.transfer(self.call, self._door.uri(to), self._door.clock.now())
         self._door.flush()
         try:
             async with asyncio.timeout(TRANSFER_S):
