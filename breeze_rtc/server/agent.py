@@ -146,6 +146,8 @@ class Agent:
                 door.run(VoiceServer(self.callbacks, on_ready=ready, **options), address)
         except BreezeError as error:
             sys.exit(f"error: {error}")
+        except KeyboardInterrupt:
+            sys.exit(130)  # as a shell says it; what was open is closed
 
 
 def _check(callback: Callable[..., Any], *names: str) -> None:

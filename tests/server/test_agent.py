@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import closing
 from functools import partial
+from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -80,3 +86,22 @@ def test_an_agent_says_where_its_page_is(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr("breeze_rtc.server.app.run", lambda server, address: server._on_ready(server))
     Agent().run(host="0.0.0.0", port=0, engine=ToneEngine(), listens=False)
     assert re.search(r"http://localhost:[1-9]\d+/\n", capsys.readouterr().out)
+
+
+SERVES = """
+from tone_engine import ToneEngine
+from breeze_rtc import Agent
+Agent().run(port=0, engine=ToneEngine(), listens=False)
+"""
+
+
+def test_ctrl_c_ends_an_agent_without_a_traceback() -> None:
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command = [sys.executable, "-u", "-c", SERVES]
+    with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, env=os.environ | {"PYTHONPATH": path}) as agent:
+        assert agent.stdout is not None
+        assert agent.stderr is not None
+        assert agent.stdout.readline().startswith("Talk to the agent at")
+        agent.send_signal(signal.SIGINT)
+        assert agent.wait(timeout=60) == 130
+        assert "Traceback" not in agent.stderr.read()
