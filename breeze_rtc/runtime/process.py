@@ -210,6 +210,23 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
     # A stream with guidance takes the pages of two; those that must wait for pages are told so by admission.
     positions = kept_positions(model.config, PAGE_TOKENS) or max_frames + PROMPT_TOKENS
     kv_pages = start.max_streams * pages_for(positions, PAGE_TOKENS, 1)
+    clock = MonotonicClock()
+    codec_apart = bool(start.codec_device)
+    if codec_apart and start.measures:
+        from breeze_rtc.runtime.step_times import codec_percent
+        from breeze_rtc.scheduling.admission import MAX_LOAD_PERCENT
+
+        percent = codec_percent(model, clock)
+        if percent > MAX_LOAD_PERCENT:
+            log.warning(
+                "the codec on the CPU would take %d %% of the time of one listener with --threads %d, of %d %% that "
+                "it may: it runs on %s instead",
+                percent,
+                start.threads,
+                MAX_LOAD_PERCENT,
+                start.device,
+            )
+            codec_apart = False
     executor = Executor(
         model,
         max_streams=start.max_streams,
@@ -217,13 +234,12 @@ def build(start: Start, line: Line, resources: ExitStack) -> tuple[Driver, Ready
         page_tokens=PAGE_TOKENS,
         prefix_pages=_pages_of_own(model) + (_prefix_pages(model) if start.voices and model.clones else 0),
         device=start.device,
-        codec_apart=bool(start.codec_device),
+        codec_apart=codec_apart,
     )
     beside = sentence_voices(model)
     voices = VoiceStore(model, executor, Path(start.voices) if start.voices else None)
     resources.callback(voices.close)
     voices.warm()
-    clock = MonotonicClock()
     costs = CostTable()
     if start.measures:
         from breeze_rtc.runtime.step_times import known_or_measured

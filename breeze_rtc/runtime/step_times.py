@@ -27,7 +27,7 @@ from breeze_rtc.clock import SECOND, Clock
 from breeze_rtc.media.opus import SpeechEncoder
 from breeze_rtc.models.speech_model import SpeechModel, TextSegment
 from breeze_rtc.runtime.executor import Executor
-from breeze_rtc.scheduling.admission import bucket_of
+from breeze_rtc.scheduling.admission import STEADY_CHUNK, bucket_of
 from breeze_rtc.scheduling.chunking import LADDER
 from breeze_rtc.scheduling.costs import CostKey, CostTable, size_of
 from breeze_rtc.scheduling.slots import pages_for
@@ -40,6 +40,8 @@ BUDGET_NS = 5 * SECOND
 """A measurement ends after this, the small batches being done first; what is left is guessed from those, and learnt."""
 TELL_EVERY = 0.02
 """Share of a measurement that is worth telling."""
+CODEC_RUNS = 4
+"""Times that a codec is tried on the CPU: the first pay for what is made and loaded once."""
 LONGEST_NS = 60 * SECOND
 """No step takes longer; a file that says so is broken."""
 MAX_PROMPT = 256
@@ -69,6 +71,25 @@ def known_or_measured(
         log.info("measured this machine's steps in %.1f s", (clock.now() - began_at) / SECOND)
         save(path, made_for, costs)
     return costs, lambda: save(path, made_for, costs)
+
+
+def codec_percent(model: SpeechModel, clock: Clock) -> int:
+    """Time that the codec takes on the CPU to make one listener's sound, in percent of the time it takes to hear it.
+
+    In chunks as of a stream in full flow, alone on the machine: it will not be faster than that.  Leaves the codec on
+    the CPU.
+    """
+    codec = model.codec.to("cpu").eval()
+    times = []
+    with torch.inference_mode():
+        state = codec.new_state(1)
+        codes = torch.zeros(1, model.config.depth.codebooks, STEADY_CHUNK, dtype=torch.int64)
+        slots = torch.zeros(1, dtype=torch.int64)
+        for _ in range(CODEC_RUNS):
+            began_ns = clock.now()
+            codec(codes, state, slots)
+            times.append(clock.now() - began_ns)
+    return 100 * min(times) * model.sample_rate // (STEADY_CHUNK * model.frame_samples * SECOND)
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from breeze_rtc.clock import MS, SECOND, MonotonicClock
+from breeze_rtc.clock import MS, SECOND, MonotonicClock, VirtualClock
 from breeze_rtc.models.speech_model import SpeechModel
 from breeze_rtc.runtime import step_times
 from breeze_rtc.runtime.engine import Engine
@@ -225,6 +225,43 @@ async def test_an_engine_measures_once_and_keeps_what_it_learns(home: Path, capl
     counts = await run()
     assert shares
     assert counts["PREFILL"] >= 1
+
+
+def test_what_a_codec_takes_on_the_cpu_is_measured(model: SpeechModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In percent of the sound that it makes; what the first run loads is not counted."""
+    clock = VirtualClock()
+    sound_ns = 4 * model.frame_samples * SECOND // model.sample_rate
+    times = [10 * sound_ns, sound_ns, sound_ns * 3 // 4, sound_ns]
+    decode = model.codec.forward
+
+    def slow(codes: torch.Tensor, *rest: object) -> torch.Tensor:
+        clock.advance(times.pop(0))
+        sound: torch.Tensor = decode(codes, *rest)
+        assert sound.shape == (1, 4 * model.frame_samples)
+        return sound
+
+    monkeypatch.setattr(model.codec, "forward", slow)
+    assert step_times.codec_percent(model, clock) == 75
+    assert times == []
+
+
+@pytest.mark.parametrize(("percent", "measures", "is_apart"), [(89, True, False), (88, True, True), (89, False, True)])
+async def test_a_codec_that_is_too_slow_on_the_cpu_goes_to_the_device(
+    percent: int, measures: bool, is_apart: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server's start finds it and says so.  Who has no deadlines to keep measures nothing, and gets what he asked
+    for."""
+    monkeypatch.setattr(step_times, "codec_percent", lambda *_: percent)
+    monkeypatch.setattr(step_times, "known_or_measured", lambda *_, **__: (CostTable(), lambda: None))
+    async with Engine("tiny", process=False, codec_device="cpu", measures=measures) as engine:
+        assert ("the codec on the CPU" in engine.summary) is is_apart
+        speech = engine.speak(seed=1)
+        speech.push("Hello.")
+        speech.end()
+        assert b"".join([chunk.pcm async for chunk in speech])
+    said = [record.getMessage() for record in caplog.records if "codec" in record.getMessage()]
+    assert len(said) == (not is_apart)
+    assert all("89 % of the time of one listener" in line and "runs on cpu instead" in line for line in said)
 
 
 def test_an_engine_with_graphs_keeps_what_its_steps_took_without(tmp_path: Path) -> None:
