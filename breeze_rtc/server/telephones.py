@@ -102,21 +102,23 @@ class Telephones:
         api = self.phone.apis[carrier]
         token = secrets.token_urlsafe(12)
         begun = self.dialled[token] = asyncio.get_running_loop().create_future()
-        call: str | None = None
+        socket_url = f"{self.phone.socket_url(carrier)}?{urlencode({'dial': token, 'from': caller, 'to': to})}"
+        asked = asyncio.create_task(
+            api.dial(to, caller, webhook=self.phone.webhook(carrier, dial=token), socket=socket_url)
+        )
+        is_ours = True
         try:
-            socket_url = f"{self.phone.socket_url(carrier)}?{urlencode({'dial': token, 'from': caller, 'to': to})}"
-            call = await api.dial(to, caller, webhook=self.phone.webhook(carrier, dial=token), socket=socket_url)
-            conversation = await self._answered(begun, api, call, to)
+            conversation = await self._answered(begun, api, await asyncio.shield(asked), to)
             reason = await conversation.ended()
-            if conversation.was_put_through:
-                call = None
+            is_ours = not conversation.was_put_through
             return reason
         finally:
             del self.dialled[token]
-            if call is not None:
-                # Where the stream's end does not end it, and while it rings.  One that is over cannot be ended.
+            if is_ours:
+                # While it rings, also for somebody who has stopped to wait for the carrier's answer; and where the
+                # stream's end does not end it.  One that is over cannot be ended.
                 with suppress(CarrierRefused):
-                    await api.hang_up(call)
+                    await api.hang_up(await asked)
 
     # ---
 

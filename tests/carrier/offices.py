@@ -328,13 +328,15 @@ class Office:
         self._task = asyncio.create_task(self._ring(conversation))
 
     async def _ring(self, conversation: Any) -> None:
-        await asyncio.sleep(0.2)
-        if not self._answers:
-            self.line.state = "busy"
+        try:
+            await asyncio.sleep(0.2)
+            if not self._answers:
+                self.line.state = "busy"
+                return
+            self.line.state = "in-progress"
+            await conversation
+        finally:
             conversation.close()
-            return
-        self.line.state = "in-progress"
-        await conversation
 
     def _end(self) -> None:
         self.line.state = "completed"

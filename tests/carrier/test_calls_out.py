@@ -145,6 +145,19 @@ async def test_what_is_no_key_and_no_number_is_refused_and_the_call_goes_on() ->
     assert "+4930123456" in refused[2]
 
 
+@pytest.mark.parametrize("kind", CARRIERS)
+async def test_a_call_that_nobody_waits_for_any_more_does_not_go_on_ringing(kind: str) -> None:
+    """Given up while the carrier is being asked, before it has said the call's name."""
+    async with talking(nothing) as talk:
+        dialling = asyncio.create_task(talk.dial(kind))
+        line = talk.office.line
+        await until(lambda: bool(line.asked))
+        dialling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await dialling
+        await until(lambda: len(line.asked) > 1 and line.state == "completed")
+
+
 async def test_a_carrier_that_refuses_says_why_in_our_words() -> None:
     async with Office() as office:
         right = office.environment()
