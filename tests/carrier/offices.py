@@ -53,6 +53,7 @@ class Line:
     """16 bits, 8 kHz: what came out of the telephone, without the silence."""
     keys: str = ""
     put_through: str = ""
+    was_answered: bool = False
     close_reason: str = ""
     asked: list[tuple[str, str]] = field(default_factory=list)
     """Method and path of each request."""
@@ -333,7 +334,7 @@ class Office:
             if not self._answers:
                 self.line.state = "busy"
                 return
-            self.line.state = "in-progress"
+            self.line.state, self.line.was_answered = "in-progress", True
             await conversation
         finally:
             conversation.close()
