@@ -14,7 +14,7 @@ from typing import Any
 
 from breeze_rtc.agent.call import Call, Reply, Voice
 from breeze_rtc.agent.figures import Timeline
-from breeze_rtc.agent.reserve import KEEPS_UP, PACKET_S, Reserve
+from breeze_rtc.agent.reserve import KEEPS_UP, MOST_S, PACKET_S, Reserve
 from breeze_rtc.agent.text import TextFilter
 from breeze_rtc.agent.transcript import Message, Transcript
 from breeze_rtc.clock import SECOND, ns_to_samples
@@ -385,7 +385,8 @@ class Mouth:
                 return
             if handle is not None and not self.is_held:
                 transcript, waited_s = handle._transcript, _now() - max(handle._pushed_at_s, handle._made_at_s)
-                if handle._is_slow and unheard_s <= _MOST_BOUNDS * self._max_unheard_s:
+                # What a slow voice has in hand does not count, nor what it would have in hand if it had the text.
+                if handle._is_slow and unheard_s <= self._max_unheard_s + MOST_S:
                     return
                 lead_s = (transcript.delivered_samples - transcript.heard_samples) / self._voice.sample_rate
                 is_short = lead_s < _SHORT_LEAD_S and unheard_s <= _MOST_BOUNDS * self._max_unheard_s

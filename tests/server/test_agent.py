@@ -89,6 +89,8 @@ def test_an_agent_says_where_its_page_is(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 SERVES = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background begins without
 from tone_engine import ToneEngine
 from breeze_rtc import Agent
 Agent().run(port=0, engine=ToneEngine(), listens=False)
@@ -101,7 +103,10 @@ def test_ctrl_c_ends_an_agent_without_a_traceback() -> None:
     with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, env=os.environ | {"PYTHONPATH": path}) as agent:
         assert agent.stdout is not None
         assert agent.stderr is not None
-        assert agent.stdout.readline().startswith("Talk to the agent at")
-        agent.send_signal(signal.SIGINT)
-        assert agent.wait(timeout=60) == 130
-        assert "Traceback" not in agent.stderr.read()
+        try:
+            assert agent.stdout.readline().startswith("Talk to the agent at")
+            agent.send_signal(signal.SIGINT)
+            assert agent.wait(timeout=60) == 130
+            assert "Traceback" not in agent.stderr.read()
+        finally:
+            agent.kill()
