@@ -20,10 +20,6 @@ log = logging.getLogger(__name__)
 
 STOP_S = 5.0
 """How long a closed engine may take to go before it is killed."""
-_MALLOC = "glibc.malloc.hugetlb=1"
-"""Large blocks of the engine's memory in large pages, where the kernel gives them to who asks: a step of a large model
-on a CPU reads all weights, and every 4 kB look-up less counts (a depth step of one row takes 15 % less).  An own
-`GLIBC_TUNABLES` of the user's stands."""
 _PACKAGE_ROOT = Path(__file__).parents[2]
 
 
@@ -122,7 +118,7 @@ class EngineProcess:
                 [sys.executable, "-P", "-m", "breeze_rtc.runtime.process", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                env={"GLIBC_TUNABLES": _MALLOC} | os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
+                env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
                 process_group=0,
             )
         self.pid: int | None = self._child.pid
